@@ -18,7 +18,7 @@ from epp.keyed_uniform import keyed_uniform
 from epp.types import BACKLOG_MS, TOKEN_MS, Role
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from epp.types import Flags, Floats, RequestInfo, Rows, Signals, Snapshot
 
@@ -56,14 +56,20 @@ class Pairs(NamedTuple):
 
 
 def fits(workers: Snapshot, endpoints: Snapshot) -> Flags:
-    """Tell who may do a part for whom, ``[workers, endpoints]``: of the same region, revision and model."""
-    return np.array([[own == other for other in _groups(endpoints)] for own in _groups(workers)], np.bool_)
+    """Tell who may help whom, ``[workers, endpoints]``: another one of the same region, revision and model."""
+    numbers: dict[object, int] = {}
+
+    def numbered(keys: Iterable[object]) -> Rows:
+        return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.intp)
+
+    alike = numbered(_groups(workers))[:, None] == numbered(_groups(endpoints))
+    others = numbered(workers.endpoints)[:, None] != numbered(endpoints.endpoints)
+    return np.logical_and(alike, others)
 
 
-def _groups(seen: Snapshot) -> list[tuple[str, ...]]:
-    models = seen.models or ("",) * len(seen)
-    revisions = seen.revisions or ("",) * len(seen)
-    return list(zip(seen.regions, revisions, models, strict=True))
+def _groups(seen: Snapshot) -> Iterable[tuple[str, ...]]:
+    models, revisions = (names or ("",) * len(seen) for names in (seen.models, seen.revisions))
+    return zip(seen.regions, revisions, models, strict=True)
 
 
 def pairs_of(workers: Snapshot, endpoints: Snapshot, prefills: Prefills, missing_tokens: Floats) -> Pairs:

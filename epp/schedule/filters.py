@@ -7,7 +7,7 @@ and remembered; the rules on health, context length and Retry-After are a mask p
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -192,8 +192,9 @@ class Filters:
         asked_of_all = request.subset is None and holder is None
         if context is None and asked_of_all and healthy is None and retry_after is None and not unknown:
             return static.found
-        excluded, needed = dict(static.found.excluded), _context_tokens(request)
+        excluded = dict(static.found.excluded)
         if context is not None:
+            needed = _context_tokens(request)
             fits = context >= needed
             if not fits.any():
                 needs = f"the request needs {needed} tokens of context"
@@ -219,21 +220,21 @@ class Filters:
             slots = self._keep(slots, free, "retry-after", excluded)
         names = tuple(served[slot] for slot in slots.tolist()) if served else ()
         bound = static.found.bound or not asked_of_all or "context" in excluded
+        helping = partial(self._helps, request, healthy, retry_after or {})
+        workers = {role: _filtered(known, helping) for role, known in static.found.workers.items()}
+        return Candidates(slots, excluded, names, bound, _some(workers))
 
-        def helps(slot: int) -> bool:
-            endpoint = self._pool[slot]
-            return (
-                (healthy is None or bool(healthy[slot]))
-                and (retry_after is None or slot not in retry_after)
-                and (request.subset is None or endpoint.address in request.subset)
-                and (endpoint.context_tokens or needed) >= needed
-            )
-
-        workers = {
-            role: np.array([slot for slot in known.tolist() if helps(slot)], np.intp)
-            for role, known in static.found.workers.items()
-        }
-        return Candidates(slots, excluded, names, bound, workers)
+    def _helps(
+        self, request: RequestInfo, healthy: Flags | None, retry_after: Mapping[int, float], slot: int
+    ) -> bool:
+        """Tell whether a worker may do a part of a request now."""
+        endpoint, needed = self._pool[slot], _context_tokens(request)
+        return (
+            (healthy is None or bool(healthy[slot]))
+            and slot not in retry_after
+            and (request.subset is None or endpoint.address in request.subset)
+            and (endpoint.context_tokens or needed) >= needed
+        )
 
     def _keep(
         self,
@@ -309,6 +310,11 @@ class Filters:
         served = {slot: endpoint.served_name(model) for slot, endpoint in left.items()}
         if all(name == model for name in served.values()):
             served = {}
+            # Both ends of a pair get the same body.
+            workers = {
+                role: _filtered(known, lambda slot: self._pool[slot].served_name(model) == model)
+                for role, known in workers.items()
+            }
         context = None
         if limits.count(None) < len(limits):
             context = np.array([np.inf if limit is None else limit for limit in limits])
@@ -316,7 +322,7 @@ class Filters:
             bool(model) and any(endpoint.models for endpoint in left.values())
         )
         slots = np.array(list(left), np.intp)
-        found = Candidates(slots, excluded, tuple(served.values()), bound, workers)
+        found = Candidates(slots, excluded, tuple(served.values()), bound, _some(workers))
         return _Static(found, context, served)
 
 
@@ -326,9 +332,16 @@ def answers(roles: frozenset[Role]) -> bool:
 
 
 def _workers(roles: Mapping[int, frozenset[Role]]) -> dict[Role, Slots]:
-    """Return who is there for a part of requests alone, by role; empty where nobody is."""
-    found = {role: [slot for slot, own in roles.items() if role in own] for role in HELPERS}
-    return {role: np.array(slots, np.intp) for role, slots in found.items() if slots}
+    """Return who is there for a part of requests alone, by role."""
+    return {role: np.array([slot for slot, own in roles.items() if role in own], np.intp) for role in HELPERS}
+
+
+def _some(workers: Mapping[Role, Slots]) -> dict[Role, Slots]:
+    return {role: slots for role, slots in workers.items() if len(slots)}
+
+
+def _filtered(slots: Slots, passes: Callable[[int], bool]) -> Slots:
+    return np.array([slot for slot in slots.tolist() if passes(slot)], np.intp)
 
 
 def _context_tokens(request: RequestInfo) -> int:
