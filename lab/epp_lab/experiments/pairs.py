@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 SEED = 2600
 #: How long requests are sent; the first part does not count.
-WINDOW_S, WARMUP_S = 150.0, 40.0
+WINDOW_S, WARMUP_S = 100.0, 30.0
 _MAX_PROMPT_TOKENS = 64_000
 #: By load and model, in paces of Mooncake's trace and in sessions.
 KNEES = {"conversation 8b": 4.8, "conversation 70b": 2.3, "agents 8b": 30.0, "agents 70b": 24.0}

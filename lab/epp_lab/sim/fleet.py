@@ -29,6 +29,7 @@ from epp.schedule.late_binding import LateBinding
 from epp.schedule.queue import Waiter
 from epp.schedule.scheduler import Scheduler, SchedulerSettings, datastore_of
 from epp.schedule.weights import WeightBook
+from epp.signals.links import token_ms
 from epp.signals.metrics_text import EngineSample
 from epp.signals.paths import ConnectionTiming
 from epp.types import Endpoint, Role
@@ -635,8 +636,14 @@ class FleetSim:
             bounds={},
             source="simulation",
         )
+        datastore = datastore_of(config, index)
+        workers = [replica.spec for replica in self.replicas.values() if replica.spec.role is not Role.WHOLE]
+        if workers:  # as its operator tells it: the slowest link, and the largest token
+            datastore.links.token_ms = max(
+                token_ms(one.engine_class.kv_bytes_per_token, one.link_gbps) for one in workers
+            )
         return Scheduler(
-            datastore=datastore_of(config, index),
+            datastore=datastore,
             policy=policy,
             balance=create("least-request"),
             weights=book,
