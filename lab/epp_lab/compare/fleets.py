@@ -12,7 +12,7 @@ import msgspec
 from epp.errors import EppError
 from epp.records.files import DAMAGED
 from epp.types import Role
-from epp_lab.sim.engine_class import ENGINE_CLASSES, H100, H100_8B, H100_70B, L40S_X2
+from epp_lab.sim.engine_class import ENGINE_CLASSES, H100, H100_8B, H100_70B, L40S_X2, EngineClass
 from epp_lab.sim.network import NetworkPath
 from epp_lab.sim.scenario import FleetSpec, Regions, ReplicaSpec, parse_fleet, regional_fleet
 
@@ -77,21 +77,21 @@ FLEETS: dict[str, tuple[str, FleetSpec]] = {
 }
 
 
-#: Models of `pd_fleet` and what serves them.
+#: Models of fleets of workers, and what serves them.
 PD_MODELS = {"8b": H100_8B, "70b": H100_70B}
 #: A fleet of prefill and decode workers, or of workers that do both.
 PD_NAMES = "pd-MODEL-NpMd-Gg or pd-MODEL-N (MODEL 8b or 70b, N prefill and M decode workers, links of G Gb/s)"
 _PD = re.compile(r"pd-(?P<model>8b|70b)-((?P<prefill>\d+)p(?P<decode>\d+)d-(?P<gbps>\d+)g|(?P<whole>\d+))")
 
 
-def pd_fleet(model: str, prefill: int, decode: int, gbps: float) -> FleetSpec:
+def pd_fleet(engine: EngineClass, prefill: int, decode: int, gbps: float) -> FleetSpec:
     """Return workers side by side, half a millisecond away; without any that prefill, all do both."""
     roles = [Role.PREFILL] * prefill + [Role.DECODE if prefill else Role.WHOLE] * decode
     return FleetSpec(
         tuple(
             ReplicaSpec(
                 f"{role}-{number}:8000",
-                PD_MODELS[model],
+                engine,
                 NetworkPath(0.5),
                 role=role,
                 link_gbps=gbps,
@@ -117,7 +117,7 @@ def fleet_named(text: str) -> FleetSpec:
         return FLEETS[text][1]
     if found := _PD.fullmatch(text):
         prefill, decode, gbps = (int(found[name] or 0) for name in ("prefill", "decode", "gbps"))
-        return pd_fleet(found["model"], prefill, decode or int(found["whole"]), gbps or inf)
+        return pd_fleet(PD_MODELS[found["model"]], prefill, decode or int(found["whole"]), gbps or inf)
     try:
         return parse_fleet(text)
     except ValueError as error:

@@ -82,11 +82,16 @@ def load(cell: Load, seed: int) -> tuple[Sequence[TraceRequest], WindowOptions]:
     amount = KNEES[cell.name] * cell.fraction
     if cell.name.startswith("agents"):
         return agents("claude_code_sessions", round(amount), seed, WINDOW_S), WindowOptions()
-    stretch_s = WINDOW_S * amount
+    return conversation(amount, seed)
+
+
+def conversation(pace: float, seed: int) -> tuple[Sequence[TraceRequest], WindowOptions]:
+    """Make a window of Mooncake's conversations at a pace."""
+    stretch_s = WINDOW_S * pace
     from_s = (3_500.0 - stretch_s) * keyed_uniform(seed, "window", "from")
     trace = str(trace_file("mooncake_conversation"))
     source = Source(trace=trace, from_s=from_s, until_s=stretch_s, max_prompt_tokens=_MAX_PROMPT_TOKENS)
-    return source.requests(seed), WindowOptions(time_scale=1.0 / amount)
+    return source.requests(seed), WindowOptions(time_scale=1.0 / pace)
 
 
 def fleet(cell: Load, entry: str) -> FleetSpec:
