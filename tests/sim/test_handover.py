@@ -94,6 +94,21 @@ def test_a_decode_worker_that_dies_takes_its_requests_with_it(at_s: float) -> No
     assert result.e2e_ms == pytest.approx(1e3 * at_s)
 
 
+def test_ranks_of_a_pod_share_its_link_and_its_death() -> None:
+    one, two = (
+        ReplicaSpec(f"d:{port}", SENT, NetworkPath(0.0), role=Role.DECODE, link_gbps=1.0) for port in (1, 2)
+    )
+    workers = (*fleet(prefill=2).replicas[:2], one, two)
+    load = [request(0.0, family=1), request(0.0, family=2)]
+    results = run(load, FleetSpec(workers))
+    assert {result.endpoint for result in results} == {"d:1", "d:2"}
+    # Both are prefilled at once; the second waits for the first on the way to their pod.
+    first, second = sorted(result.ttft_ms or 0.0 for result in results)
+    assert second - first == pytest.approx(50.0)
+    lost = run(load, FleetSpec(workers, (Event(0.03, "d", Happening.DIE),)))
+    assert {result.error for result in lost} == {"connection reset"}
+
+
 def brought(engine: Engine, job: Job) -> list[EngineEvent]:
     engine.submit(job, 0.0)
     return engine.advance(1e9)
@@ -119,3 +134,5 @@ def test_fleets_of_workers_have_names() -> None:
     found = fleet_named("pd-70b-2p1d-25g").replicas
     assert [(one.role, one.link_gbps) for one in found] == [(Role.PREFILL, 25.0)] * 2 + [(Role.DECODE, 25.0)]
     assert {one.role for one in fleet_named("pd-8b-3").replicas} == {Role.WHOLE}
+    ranks = [one.address for one in fleet_named("pd-8b-1p1x2d-25g").replicas]
+    assert ranks == ["prefill-0:8000", "decode-0:8000", "decode-0:8001"]

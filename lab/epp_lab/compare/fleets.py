@@ -80,23 +80,33 @@ FLEETS: dict[str, tuple[str, FleetSpec]] = {
 #: Models of fleets of workers, and what serves them.
 PD_MODELS = {"8b": H100_8B, "70b": H100_70B}
 #: A fleet of prefill and decode workers, or of workers that do both.
-PD_NAMES = "pd-MODEL-NpMd-Gg or pd-MODEL-N (MODEL 8b or 70b, N prefill and M decode workers, links of G Gb/s)"
-_PD = re.compile(r"pd-(?P<model>8b|70b)-((?P<prefill>\d+)p(?P<decode>\d+)d-(?P<gbps>\d+)g|(?P<whole>\d+))")
+PD_NAMES = (
+    "pd-MODEL-NpMd-Gg or pd-MODEL-N (MODEL 8b or 70b; N prefill and M decode workers, or N whole; MxR for "
+    "pods of R ranks; links of G Gb/s)"
+)
+_PD = re.compile(r"pd-(8b|70b)-(?:(\d+)(?:x(\d+))?p)?(\d+)(?:x(\d+))?(?:d-(\d+)g)?")
 
 
-def pd_fleet(engine: EngineClass, prefill: int, decode: int, gbps: float) -> FleetSpec:
-    """Return workers side by side, half a millisecond away; without any that prefill, all do both."""
-    roles = [Role.PREFILL] * prefill + [Role.DECODE if prefill else Role.WHOLE] * decode
+def pd_fleet(
+    engine: EngineClass, prefill: int, decode: int, gbps: float, ranks: tuple[int, int] = (1, 1)
+) -> FleetSpec:
+    """Return pods side by side, half a millisecond away; without any that prefill, all do both.
+
+    Args:
+        engine: what each rank is.
+        prefill: pods that prefill.
+        decode: pods that decode.
+        gbps: rate of each pod's link.
+        ranks: of each pod that prefills, and that decodes.
+    """
+    last = Role.DECODE if prefill else Role.WHOLE
+    pods = [(Role.PREFILL, number, ranks[0]) for number in range(prefill)]
+    pods += [(last, number, ranks[1]) for number in range(decode)]
     return FleetSpec(
         tuple(
-            ReplicaSpec(
-                f"{role}-{number}:8000",
-                engine,
-                NetworkPath(0.5),
-                role=role,
-                link_gbps=gbps,
-            )
-            for number, role in enumerate(roles)
+            ReplicaSpec(f"{role}-{number}:{8000 + rank}", engine, NetworkPath(0.5), role=role, link_gbps=gbps)
+            for role, number, count in pods
+            for rank in range(count)
         )
     )
 
@@ -116,8 +126,9 @@ def fleet_named(text: str) -> FleetSpec:
     if text in FLEETS:
         return FLEETS[text][1]
     if found := _PD.fullmatch(text):
-        prefill, decode, gbps = (int(found[name] or 0) for name in ("prefill", "decode", "gbps"))
-        return pd_fleet(PD_MODELS[found["model"]], prefill, decode or int(found["whole"]), gbps or inf)
+        model, prefill, prefill_ranks, decode, decode_ranks, gbps = found.groups()
+        ranks = int(prefill_ranks or 1), int(decode_ranks or 1)
+        return pd_fleet(PD_MODELS[model], int(prefill or 0), int(decode), float(gbps or inf), ranks)
     try:
         return parse_fleet(text)
     except ValueError as error:

@@ -516,6 +516,9 @@ class FleetSim:
             replica.address: Replica(replica, self.prompts.block_tokens, self.loop)
             for replica in spec.replicas
         }
+        hosts: dict[str, Interface] = {}
+        for address, replica in self.replicas.items():  # data-parallel ranks of a pod share its interface
+            replica.interface = hosts.setdefault(address.rpartition(":")[0], replica.interface)
         self._truth = Truth(self)
         self._policy = policy if isinstance(policy, Policy) else policy(self._truth)
         self._next_id = ""
@@ -725,7 +728,11 @@ class FleetSim:
         self._wake(queue)
 
     def _happen(self, event: Event) -> None:
-        replica = self.replicas[event.address]
+        for address, replica in self.replicas.items():
+            if event.address in (address, address.rpartition(":")[0]):
+                self._happen_to(replica, event)
+
+    def _happen_to(self, replica: Replica, event: Event) -> None:
         if event.what is Happening.DIE:
             replica.die()
         elif event.what is Happening.REVIVE:
@@ -736,11 +743,11 @@ class FleetSim:
             replica.reroute(event.factor)
         elif event.what is Happening.ADD:
             replica.start()
-            if event.address not in self._pool:
-                self._pool[event.address] = _endpoint(replica.spec)
+            if replica.spec.address not in self._pool:
+                self._pool[replica.spec.address] = _endpoint(replica.spec)
                 self._apply_pool()
                 self._watch(replica)
-        elif self._pool.pop(event.address, None) is not None:
+        elif self._pool.pop(replica.spec.address, None) is not None:
             for signals in self._signals:
                 signals.stop(replica)
             self._apply_pool()
