@@ -56,7 +56,7 @@ class Pairs(NamedTuple):
 
 
 def fits(workers: Snapshot, endpoints: Snapshot) -> Flags:
-    """Tell who may help whom, ``[workers, endpoints]``: another one of the same region, revision and model."""
+    """Tell who may help whom, ``[workers, endpoints]``: others of the same region, revision and model."""
     numbers: dict[object, int] = {}
 
     def numbered(keys: Iterable[object]) -> Rows:
@@ -64,7 +64,8 @@ def fits(workers: Snapshot, endpoints: Snapshot) -> Flags:
 
     alike = numbered(_groups(workers))[:, None] == numbered(_groups(endpoints))
     others = numbered(workers.endpoints)[:, None] != numbered(endpoints.endpoints)
-    return np.logical_and(alike, others)
+    fit: Flags = np.logical_and(alike, others)
+    return fit
 
 
 def _groups(seen: Snapshot) -> Iterable[tuple[str, ...]]:

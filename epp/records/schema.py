@@ -12,7 +12,7 @@ import numpy as np
 
 from epp.errors import EppError
 from epp.schedule.decision import ASKED, ORIGIN, Basis, Decision, QueueWait, legs_of
-from epp.types import NUMERIC_COLUMNS, RTT_SOURCES, Ranking, RequestInfo, Snapshot
+from epp.types import NUMERIC_COLUMNS, RTT_SOURCES, Ranking, RequestInfo, Role, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -78,8 +78,13 @@ def _decision(record: Mapping[str, Any]) -> Decision:
         api=record["api"],
         text_bytes=record["text_bytes"],
         **{name: record[name] for name in (*ORIGIN, "sequences") if name in record},
+        media=tuple(record.get("media", ())),
     )
-    ranking = Ranking(costs, terms, record["least_first_token_ms"])
+    partners = {
+        Role(role): np.array(rows, np.intp).reshape(len(snapshot), -1)
+        for role, rows in record.get("partners", {}).items()
+    }
+    ranking = Ranking(costs, terms, record["least_first_token_ms"], partners)
     return Decision(
         at_wall_s=record["at"],
         basis=Basis(record["basis"]),
@@ -118,6 +123,8 @@ def _fleet(record: Mapping[str, Any]) -> Snapshot:
         rtt_sources=_rtt_sources(record, count),
         models=tuple(record["served_models"]),
         extra={name: _column(values, count) for name, values in record.get("extra", {}).items()},
+        revisions=tuple(record.get("revisions", ())),
+        workers={Role(role): _fleet(seen) for role, seen in record.get("workers", {}).items()},
     )
 
 

@@ -128,6 +128,7 @@ class Director:
         regions: of which requests of peer regions are believed, and which may go there; None without peers.
         tracing: makes spans, if anything does.
         observers: called with every decision; they take note and do no work.
+        alone: the proxy asks no other process of this host.
 
     Attributes:
         resolver: host names to what Envoy knows.
@@ -152,6 +153,7 @@ class Director:
         regions: Regions | None,
         tracing: Tracing | None,
         observers: Sequence[Callable[[Decision], None]],
+        alone: bool = True,
     ) -> None:
         self.scheduler = scheduler
         self._observers = observers
@@ -181,7 +183,8 @@ class Director:
             self.outcomes,
             relayed=relays is not None,
             peers=() if regions is None else regions.peers,
-            queued=queueing is not None and queueing.alone,
+            queued=queueing is not None,
+            alone=alone,
         )
 
     def configure(self, config: Config) -> None:

@@ -48,12 +48,7 @@ class Queueing:
         clock: the time.
         metrics: counted into.
         pool: name of the pool.
-
-    Attributes:
-        alone: what Envoy sends back comes to this process: it has no other workers.
     """
-
-    alone = True
 
     def __init__(
         self, binding: LateBinding, longest_s: float, clock: Clock, metrics: Metrics, pool: str

@@ -273,10 +273,8 @@ def to_record(
         "endpoints": snapshot.endpoints,
         "regions": snapshot.regions,
         "engine_classes": snapshot.engine_classes,
-        "signals": dict(zip(NUMERIC_COLUMNS, snapshot.block.tolist(), strict=True)),
-        "unknown": {
-            name: mask.nonzero()[0].tolist() for name, mask in snapshot.unknown.items() if mask.any()
-        },
+        "signals": _signals(snapshot),
+        "unknown": _unknown(snapshot),
         "rtt_sources": _rtt_sources(snapshot),
         "shares": None if decision.slow_start_weights is None else decision.slow_start_weights.tolist(),
         "held_back": decision.slow_start_excluded,
@@ -294,7 +292,41 @@ def to_record(
         **({} if decision.wait is None else {"wait": asdict(decision.wait)}),
         "served_model": decision.upstream_model,
         "served_models": snapshot.models,
+        **(_parts(decision) if snapshot.workers else {}),
     }
+
+
+def _parts(decision: Decision) -> dict[str, Any]:
+    """Who does which part of a request, and all who might have, with the same fields as the candidates."""
+    snapshot = decision.snapshot
+    return {
+        "media": decision.request.media,
+        "revisions": snapshot.revisions,
+        "legs": [{"role": leg.role, "endpoint": decision.address(leg)} for leg in decision.legs],
+        "partners": {role: rows.tolist() for role, rows in decision.ranking.partners.items()},
+        "workers": {
+            role: {
+                "endpoints": seen.endpoints,
+                "regions": seen.regions,
+                "engine_classes": seen.engine_classes,
+                "revisions": seen.revisions,
+                "served_models": seen.models,
+                "signals": _signals(seen),
+                "unknown": _unknown(seen),
+                "rtt_sources": _rtt_sources(seen),
+                "extra": _lists(seen.extra),
+            }
+            for role, seen in snapshot.workers.items()
+        },
+    }
+
+
+def _signals(snapshot: Snapshot) -> dict[str, list[float]]:
+    return dict(zip(NUMERIC_COLUMNS, snapshot.block.tolist(), strict=True))
+
+
+def _unknown(snapshot: Snapshot) -> dict[str, list[int]]:
+    return {name: mask.nonzero()[0].tolist() for name, mask in snapshot.unknown.items() if mask.any()}
 
 
 def _lists(columns: Mapping[str, Floats]) -> dict[str, list[float]]:
@@ -364,6 +396,7 @@ class Outcome(Struct, frozen=True):
         failure: what the engine said where it failed the request, in an answer of any status.
         model: what the answer calls the model, ``""`` where it does not say. Not recorded.
         came_back: an engine had refused it before. Not recorded.
+        workers: addresses of those who did a part for the pick, by role.
     """
 
     id: str
@@ -388,6 +421,7 @@ class Outcome(Struct, frozen=True):
     failure: AnswerFailure | None = None
     model: str = ""
     came_back: bool = False
+    workers: Mapping[Role, str] = {}
 
     @property
     def empty(self) -> bool:
@@ -408,6 +442,11 @@ class Outcome(Struct, frozen=True):
     def where(self) -> str:
         """Who served it, as far as is known: the pick until something else is told."""
         return self.served or self.endpoint
+
+    @property
+    def at_fault(self) -> str:
+        """Who is charged with an error: a worker, if one did a part, as no answer says whose the error is."""
+        return next(iter(self.workers.values()), self.where)
 
     @property
     def sent_ttft_ms(self) -> float:
@@ -470,6 +509,7 @@ def outcome_record(outcome: Outcome, at_wall_s: float) -> dict[str, Any]:
         "completion_tokens": outcome.usage.completion_tokens,
         "cached_tokens": outcome.usage.cached_tokens,
         **({"answers": outcome.answers} if outcome.answers > 1 else {}),
+        **({"workers": dict(outcome.workers)} if outcome.workers else {}),
         "sources": dict(outcome.sources),
     }
 

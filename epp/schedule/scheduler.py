@@ -36,6 +36,7 @@ from epp.schedule.filters import Filters
 from epp.schedule.prompt_roots import PromptRoots
 from epp.schedule.select import LEAST_SHARE, select, with_local
 from epp.signals.datastore import Datastore
+from epp.signals.duration import transfer_ms
 from epp.signals.stored_responses import key_of
 from epp.types import HELPERS, PREFILLING, PREFIX_KEY_TOKENS, Role, Snapshot
 
@@ -224,7 +225,7 @@ class Scheduler:
         seen = datastore.snapshot(slots, cached, request.prompt_tokens, now_s, models=models, success=success)
         if self._extras is not None:
             seen = replace(seen, extra=self._extras.columns(request, datastore, seen, slots, now_s))
-        if found.workers:
+        if found.workers and not request.came_s:  # what failed by parts is served whole
             seen = self._with_workers(seen, request, found, match, now_s)
         depth = 0 if match is None else match.depth_blocks
         deepest = request.blocks[depth - 1] if depth else None
@@ -333,8 +334,7 @@ class Scheduler:
         # Nobody connects to a helper through Envoy.
         idle = 0 if helps else datastore.paths.started(slot, now_s)
         state = sent_of(leg, decision.seen(leg), seen, idle)
-        if not helps:
-            datastore.retry_after.sent(slot, decision.id, now_s)
+        datastore.retry_after.sent(slot, decision.id, now_s)
         # A hit that the engine has lost is work that the next request waits for, too.
         uncached_tokens = round(datastore.calibration.to_prefill(slot, prompt_tokens, seen.cached_tokens))
         datastore.ledger.reserve(
@@ -349,8 +349,14 @@ class Scheduler:
         distance_tokens = math.nan
         if prompt_tokens and leg.role is not Role.ENCODE:
             distance_tokens = self._insert(slot, request)
-        endpoint = decision.address(leg)
-        return SentLeg(slot, endpoint, leg.reservation, seen.cached_tokens, distance_tokens, state, leg.role)
+        endpoint, transfer = decision.address(leg), 0.0
+        if leg.role is Role.PREFILL:
+            decode = decision.snapshot.at(decision.chosen)
+            transfer = transfer_ms(request, decision.snapshot, decision.chosen, leg.index)
+            transfer += decode.prefill_base_ms
+        return SentLeg(
+            slot, endpoint, leg.reservation, seen.cached_tokens, distance_tokens, state, leg.role, transfer
+        )
 
     def _insert(self, slot: int, request: RequestInfo) -> float:
         """Insert a request's prompts; return what `PrefixIndex.insert` does of the first."""
@@ -536,7 +542,7 @@ class Scheduler:
         elsewhere = entry.where != leg.endpoint  # nothing was predicted of that one
         if entry.request.prompt_tokens and current and not elsewhere:
             cached = with_cached(leg.slot, entry.request.api, usage, datastore).cached_tokens
-            if cached is not None and not entry.confirmed and entry.request.tells_hits:
+            if cached is not None and not entry.confirmed and entry.tells_hits:
                 entry.confirmed = True
                 datastore.index.confirm(leg.slot, leg.cached_tokens, cached, leg.distance_tokens)
             if usage.completion_tokens is not None and entry.request.prompts == 1:
@@ -557,6 +563,11 @@ class Scheduler:
         )  # no restart since
         if slot is not None and current:
             datastore.stored.store(slot, key_of(response_id), now_s)
+
+    def workers_of(self, decision_id: str) -> Mapping[Role, str]:
+        """Return who does a part of a request for the endpoint picked, by role, until it is settled."""
+        entry = self._known(decision_id)
+        return {} if entry is None else entry.workers
 
     def request_of(self, decision_id: str) -> RequestInfo | None:
         """Return what a request was taken for, until it is settled."""

@@ -131,6 +131,7 @@ class App:
             clock=clock,
             admission=admission,
             queueing=self._queueing,
+            alone=self._host.balancer is None,
             tokenizers=self._tokenizers,
             relays=self._relays,
             regions=regions,
@@ -232,9 +233,7 @@ class App:
             words = "turns of agents are held for up to %g s: clients, gateways and routes must wait as long"
             log.info(words, settings.longest_s)
         binding = LateBinding(self.scheduler, settings, saturation)
-        queueing = Queueing(binding, settings.longest_s, self._clock, self.metrics, self._inference_pool)
-        queueing.alone = self._host.balancer is None
-        return queueing
+        return Queueing(binding, settings.longest_s, self._clock, self.metrics, self._inference_pool)
 
     def _build_learning(self) -> Learning | None:
         config = self._config

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
 
 from epp.config.pool import EndpointSpec, roles_of
+from epp.console.explain import explained
 from epp.errors import NoEndpointError
+from epp.records.schema import decision_of
+from epp.records.verify import verify
 from epp.request.disaggregation import worker_headers
-from epp.schedule.decision import rerun
+from epp.schedule.decision import outcome_record, rerun, to_record
 from epp.types import BACKLOG_MS, REVISION_LABEL, Endpoint, Role
 from tests.kit.records import picker_of, prompt_of
 from tests.kit.requests import asked
@@ -191,3 +195,35 @@ def test_a_decision_of_pairs_comes_out_the_same_again() -> None:
     decision = scheduler.decide(long(), 0.0, 0.0)
     again = rerun(decision, scheduler.policy)
     assert again.legs == decision.legs
+
+
+def test_a_recorded_decision_of_pairs_is_verified_and_explained_by_part() -> None:
+    scheduler = build([*POOL, Endpoint("e1:1", roles=ENCODE)])
+    for address in ("d1:1", "d2:1"):
+        busy(scheduler, address)
+    decision = scheduler.decide(long(media=("image",)), 0.0, 0.0)
+    record = json.loads(json.dumps(to_record(decision)))
+    verdict = verify([record])
+    assert (verdict.identical, verdict.differences) == (1, [])
+    assert decision_of(record).legs == decision.legs
+    words = explained(record)["words"]
+    assert any(line.startswith("encode on e1:1, one of 1: ") for line in words)
+    assert any(line.startswith(f"prefill on {parts(decision)['prefill']}, one of 2: ") for line in words)
+    assert f"decode on {decision.endpoint}" in words
+    record["legs"], record["partners"]["prefill"] = [], [[-1], [-1]]
+    assert "parts were" in verify([record]).differences[0]
+
+
+def test_the_outcome_names_who_did_a_part_and_the_prefill_worker_learns_its_speed() -> None:
+    scheduler = both_busy()
+    rates = scheduler.datastore.rates
+    before = rates.block().copy()
+    for number in range(1, 40):
+        decision = scheduler.decide(long(number, stream=True), float(number), 0.0)
+        scheduler.first_token(decision.id, number + 0.4)
+        outcome = scheduler.end(decision.id, "completed", number + 0.5)
+        assert outcome is not None
+        helpers = {leg.role: decision.address(leg) for leg in decision.legs[:-1]}
+        assert outcome.workers == helpers
+        assert outcome_record(outcome, 0.0).get("workers", {}) == helpers
+    assert (rates.block() != before).any()
