@@ -102,6 +102,9 @@ PREFILLING = frozenset({Role.WHOLE, Role.PREFILL})
 #: of all that is on it.
 TOKEN_MS, BACKLOG_MS = "link_ms_per_token", "link_backlog_ms"
 
+#: Of Llama 3.1 8B in bf16: two of 8 heads of 128 numbers in each of 32 layers. And a usual link's speed.
+KV_BYTES_PER_TOKEN, LINK_GBPS = 131_072.0, 100.0
+
 #: Label of an endpoint's revision: KV caches of different ones do not fit each other. Source [E].
 REVISION_LABEL = "disaggregatedset.x-k8s.io/revision"
 

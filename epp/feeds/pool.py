@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from epp.config.eds import eds_content, peer_name
-from epp.config.pool import EndpointSpec, parse_pool
+from epp.config.pool import EndpointSpec, parse_pool, roles_of
 from epp.errors import ConfigError
 from epp.feeds.files import read_file, replace_file
 from epp.feeds.keep_alive import TokenFile
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from epp.feeds.resolve import Resolver
     from epp.metrics.metrics import Metrics
     from epp.schedule.scheduler import Scheduler
+    from epp.signals.metrics_text import EngineSample
     from epp.threads import Tasks
     from epp.types import Endpoint
 
@@ -96,6 +97,7 @@ class PoolFeed:
         self._metrics, self._clock, self._base = metrics, clock, base
         self._specs: dict[str, EndpointSpec] = {}
         self._endpoints: list[Endpoint] = []
+        self._roles: dict[str, str] = {}  # by address, as engines tell them
         self._eds: EdsFile | None = None
         # Relays are what Envoy knows then, not endpoints.
         if settings.eds_file and settings.kubernetes is None and not (relays and relays.regions):
@@ -110,6 +112,7 @@ class PoolFeed:
         self._pollers: dict[str, Target] = {}
         self._lists = lists
         self._tokens: dict[str, TokenFile] = {}
+        scheduler.datastore.engine.on_sample["roles"] = self._told_role
         self._probes = PollSchedule(self._probe.interval_s, PROBES_AT)
         self._scrapes = PollSchedule(self._scrape.interval_s)
 
@@ -153,6 +156,7 @@ class PoolFeed:
         if self._eds is not None:
             self._eds.set_pool(endpoints)
         for address in gone:
+            self._roles.pop(address, None)
             self._metrics.forget_endpoint(address)
         for address in new:
             self._metrics.requests.new_endpoint(address)
@@ -192,9 +196,18 @@ class PoolFeed:
             self._offer()
         self._lists.changed(self._scheduler.filters.serves)
 
+    def _told_role(self, slot: int, sample: EngineSample, now_s: float) -> None:  # noqa: ARG002 - a listener
+        """Take an engine's word for its role, where the pool says none."""
+        address = self._scheduler.datastore.address_of(slot) or ""
+        if address in self._specs and self._roles.get(address, "") != sample.role:
+            self._roles[address] = sample.role
+            self._offer()
+
     def _with_listed(self, endpoint: Endpoint) -> Endpoint:
         """Add what an engine lists to what the pool says; a request that names no model is for none of it."""
         known = self._scheduler.datastore.member(endpoint.address)
+        if not endpoint.roles and (role := self._roles.get(endpoint.address)):
+            endpoint = replace(endpoint, roles=roles_of(role))
         if known is None or not endpoint.models:
             return endpoint
         listed = frozenset(self._scheduler.datastore.listed_models(known[0]))

@@ -37,6 +37,7 @@ from epp.schedule.prompt_roots import PromptRoots
 from epp.schedule.select import LEAST_SHARE, select, with_local
 from epp.signals.datastore import Datastore
 from epp.signals.duration import transfer_ms
+from epp.signals.links import token_ms
 from epp.signals.stored_responses import key_of
 from epp.types import HELPERS, PREFILLING, PREFIX_KEY_TOKENS, Role, Snapshot
 
@@ -91,12 +92,14 @@ class Measured(Struct, frozen=True):
 
 def datastore_of(config: Config, index: PrefixIndex) -> Datastore:
     """Make a fleet with its stores as configured."""
-    return Datastore(
+    datastore = Datastore(
         index,
         stale_after_s=config.scrape.stale_after_s,
         probe_interval_s=config.probe.interval_s,
         eject_s=config.probe.eject_s,
     )
+    datastore.links.token_ms = token_ms(config.transfer.kv_bytes_per_token, config.transfer.link_gbps)
+    return datastore
 
 
 class Scheduler:

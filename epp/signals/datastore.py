@@ -206,6 +206,7 @@ class Datastore:
         self.stored = StoredResponses()
         self.room = Room()
         self.engine.on_sample["room"] = self.room.observe
+        self.engine.on_sample["links"] = self.links.observe
         #: Called when the pool has changed, by name.
         self.on_pool: dict[str, Callable[[], None]] = {}
         #: What is known of peer regions, None where there are none.

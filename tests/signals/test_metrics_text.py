@@ -113,7 +113,7 @@ dynamo_component_kvstats_gpu_cache_usage_percent{dynamo_component="tensorrt_llm"
     ("text", "expected"),
     [
         (VLLM, EngineSample("vllm", 7, 2, 0.25, 16_000, 1.78203e9, 1.5e6, 2000, 16)),
-        (SGLANG, EngineSample("sglang", 3, 1, 0.5, 983_549, None, 100, 20, 1)),
+        (SGLANG, EngineSample("sglang", 3, 1, 0.5, 983_549, None, 100, 20, 1, role="unified")),
         (LLAMA_CPP, EngineSample("llama.cpp", 2, 3, prompt_tokens_total=1500, generation_tokens_total=64)),
         (TRTLLM, EngineSample("trtllm", 4, 5, 0.125, 64_000)),
         (TRITON, EngineSample("triton", 6, 5, 0.5, 6_400)),
