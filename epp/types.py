@@ -101,6 +101,8 @@ PREFILLING = frozenset({Role.WHOLE, Role.PREFILL})
 #: Columns of `Snapshot.extra`, with `Snapshot.workers`: time of a prompt's token on an endpoint's link, and
 #: of all that is on it.
 TOKEN_MS, BACKLOG_MS = "link_ms_per_token", "link_backlog_ms"
+#: Another one: 1 where the endpoint's engine can prefill.
+PREFILLS = "prefills"
 
 #: Of Llama 3.1 8B in bf16: two of 8 heads of 128 numbers in each of 32 layers. And a usual link's speed.
 KV_BYTES_PER_TOKEN, LINK_GBPS = 131_072.0, 100.0
@@ -133,6 +135,7 @@ class Endpoint:
         labels: free labels, for filters and people.
         base_path: what stands before its paths, ``""`` for nothing.
         roles: the parts of requests that it is there for; empty for whole requests.
+        prefills: its engine can; SGLang's that decode cannot.
     """
 
     address: str
@@ -150,6 +153,7 @@ class Endpoint:
     labels: Mapping[str, str] = field(default_factory=dict)
     base_path: str = ""
     roles: frozenset[Role] = frozenset()
+    prefills: bool = True
 
     @property
     def revision(self) -> str:

@@ -23,6 +23,7 @@ from epp.feeds.files import read_file, replace_file
 from epp.feeds.keep_alive import TokenFile
 from epp.feeds.poll import PROBES_AT, Poller, PollSchedule, target_of, with_credentials_of
 from epp.threads import in_daemon_thread
+from epp.types import Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -206,8 +207,9 @@ class PoolFeed:
     def _with_listed(self, endpoint: Endpoint) -> Endpoint:
         """Add what an engine lists to what the pool says; a request that names no model is for none of it."""
         known = self._scheduler.datastore.member(endpoint.address)
-        if not endpoint.roles and (role := self._roles.get(endpoint.address)):
-            endpoint = replace(endpoint, roles=roles_of(role))
+        if role := self._roles.get(endpoint.address):
+            told = endpoint.roles or roles_of(role)
+            endpoint = replace(endpoint, roles=told, prefills=role != Role.DECODE)
         if known is None or not endpoint.models:
             return endpoint
         listed = frozenset(self._scheduler.datastore.listed_models(known[0]))

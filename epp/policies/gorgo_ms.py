@@ -9,7 +9,7 @@ import numpy as np
 
 from epp.policies.base import Need, NotNegative, Policy, Ties, WeightSpec
 from epp.policies.pairs import Prefills, encoders, pairs_of, room_ms, with_partners
-from epp.types import UPLOAD_ROUNDS, Ranking, Role, network_ms
+from epp.types import PREFILLS, UPLOAD_ROUNDS, Ranking, Role, network_ms
 
 if TYPE_CHECKING:
     from epp.policies.base import Weights
@@ -107,7 +107,9 @@ class GorgoMs(Policy):
                 "stall": remote.stall[:, None] + stall * base,
                 "transfer": urgency * weights["waiting_weight"] * pairs.transfer,  # the next one waits for it
             }
-            terms, partners[Role.PREFILL] = with_partners(terms, priced, pairs.fit, request, seed)
+            terms, partners[Role.PREFILL] = with_partners(
+                terms, priced, pairs.fit, request, seed, prefills=snapshot.extra[PREFILLS] > 0.0
+            )
         if request.media and Role.ENCODE in snapshot.workers:
             partners[Role.ENCODE] = encoders(snapshot, request, seed)
         return Ranking(self.combine(terms, snapshot, weights), terms, least_ms, partners)

@@ -93,7 +93,13 @@ def pairs_of(workers: Snapshot, endpoints: Snapshot, prefills: Prefills, missing
 
 
 def with_partners(
-    alone: Mapping[str, Floats], paired: Mapping[str, Floats], fit: Flags, request: RequestInfo, seed: int
+    alone: Mapping[str, Floats],
+    paired: Mapping[str, Floats],
+    fit: Flags,
+    request: RequestInfo,
+    seed: int,
+    *,
+    prefills: Flags,
 ) -> tuple[dict[str, Floats], Rows]:
     """Give each endpoint the cheapest worker, where that is cheaper than to do all alone.
 
@@ -103,6 +109,7 @@ def with_partners(
         fit: which pairs there may be.
         request: keys the draw among equal workers.
         seed: likewise.
+        prefills: who can do all alone; the others do while nobody fits them, for want of a better.
 
     Returns:
         The terms of each endpoint with its worker, and the workers as `Ranking.partners` has them.
@@ -110,7 +117,8 @@ def with_partners(
     costs = np.where(fit, reduce(add, paired.values()), np.inf)
     rows, columns = cheapest(costs, request, seed, "prefill"), np.arange(costs.shape[1])
     own = reduce(add, (alone[name] for name in paired if name in alone))
-    better = costs[rows, columns] < own
+    best = costs[rows, columns]
+    better = (best < own) | (~prefills & np.isfinite(best))
     terms = dict(alone)
     for name, values in paired.items():
         there = np.broadcast_to(values, costs.shape)[rows, columns]

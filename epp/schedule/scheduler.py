@@ -39,7 +39,7 @@ from epp.signals.datastore import Datastore
 from epp.signals.duration import transfer_ms
 from epp.signals.links import token_ms
 from epp.signals.stored_responses import key_of
-from epp.types import HELPERS, PREFILLING, PREFIX_KEY_TOKENS, Role, Snapshot
+from epp.types import HELPERS, PREFILLING, PREFILLS, PREFIX_KEY_TOKENS, Role, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -228,7 +228,7 @@ class Scheduler:
         seen = datastore.snapshot(slots, cached, request.prompt_tokens, now_s, models=models, success=success)
         if self._extras is not None:
             seen = replace(seen, extra=self._extras.columns(request, datastore, seen, slots, now_s))
-        if found.workers and not request.came_s:  # what failed by parts is served whole
+        if found.workers and (not request.came_s or self._need_partners(found.slots)):
             seen = self._with_workers(seen, request, found, match, now_s)
         depth = 0 if match is None else match.depth_blocks
         deepest = request.blocks[depth - 1] if depth else None
@@ -257,9 +257,16 @@ class Scheduler:
             workers[role] = self._joined(other, slots)
         return replace(self._joined(seen, found.slots), workers=workers)
 
+    def _need_partners(self, slots: Slots) -> bool:
+        """Tell whether an endpoint cannot serve whole what has failed by parts."""
+        return not all(each.prefills for each in self.datastore.endpoints(slots))
+
     def _joined(self, seen: Snapshot, slots: Slots) -> Snapshot:
-        revisions = tuple(each.revision for each in self.datastore.endpoints(slots))
-        return replace(seen, extra={**seen.extra, **self.datastore.links.columns(slots)}, revisions=revisions)
+        endpoints = self.datastore.endpoints(slots)
+        revisions = tuple(each.revision for each in endpoints)
+        prefills = np.array([each.prefills for each in endpoints], np.float64)
+        extra = {**seen.extra, **self.datastore.links.columns(slots), PREFILLS: prefills}
+        return replace(seen, extra=extra, revisions=revisions)
 
     def schedule(self, measured: Measured, now_s: float, wall_s: float) -> Decision:
         """Price the candidates, and choose."""

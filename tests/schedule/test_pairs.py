@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -227,3 +228,17 @@ def test_the_outcome_names_who_did_a_part_and_the_prefill_worker_learns_its_spee
         assert outcome.workers == helpers
         assert outcome_record(outcome, 0.0).get("workers", {}) == helpers
     assert (rates.block() != before).any()
+
+
+def test_an_engine_that_cannot_prefill_always_gets_a_worker() -> None:
+    pool = [endpoint if endpoint.roles == PREFILL else replace(endpoint, prefills=False) for endpoint in POOL]
+    scheduler = build(pool)
+    assert {tuple(parts(scheduler.decide(asked(prompt=prompt_of(1)), 0.0, 0.0))) for _ in range(4)} == {
+        ("prefill", "decode")
+    }
+    back = asked(prompt=prompt_of(2), came_s=1.0)
+    assert "prefill" in parts(scheduler.decide(back, 0.0, 0.0))
+
+
+def test_what_failed_by_parts_is_served_whole() -> None:
+    assert list(parts(both_busy().decide(long(came_s=1.0), 0.0, 0.0))) == ["whole"]
