@@ -183,6 +183,7 @@ class Replica:
             process_start_time_s=self._started_s,
             prompt_tokens_total=float(counters.prompt_tokens),
             generation_tokens_total=float(counters.generated_tokens),
+            transfer_s_total=self.interface.transfer_s or None,
         )
 
     def counters(self) -> Counters:

@@ -38,16 +38,17 @@ class Interface:
     def __init__(self, gbps: float = inf) -> None:
         self._bytes_per_ms = gbps * 1e9 / 8 / 1e3
         self._sends_until_ms = self._receives_until_ms = 0.0
-        #: Bytes that it has sent.
-        self.sent_bytes = 0.0
+        #: Seconds that transfers have taken to come in, each for itself, by the time that they begin.
+        self.transfer_s = 0.0
 
     def send(self, to: Interface, size_bytes: float, now_ms: float) -> float:
         """Send from now on, after what waits here and there; return when all of it is there."""
         begin_ms = max(now_ms + _SETUP_MS, self._sends_until_ms)
         self._sends_until_ms = begin_ms + size_bytes / self._bytes_per_ms
         to._receives_until_ms = max(begin_ms, to._receives_until_ms) + size_bytes / to._bytes_per_ms
-        self.sent_bytes += size_bytes
-        return max(self._sends_until_ms, to._receives_until_ms)
+        there_ms = max(self._sends_until_ms, to._receives_until_ms)
+        to.transfer_s += (there_ms - begin_ms) / 1e3
+        return there_ms
 
 
 class Listener(Protocol):
