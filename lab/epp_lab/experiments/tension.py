@@ -3,8 +3,7 @@
 Nine workers that do all of each request, or six that prefill and three that decode, in one region or three of
 each kind's a third. What is set beside each other are weights of `gorgo-ms`: the first two seeds find those
 with the least TTFT p95 and those with the least E2E p95, the others judge how much later answers end under
-the first. Loads are Mooncake's conversations from the folder of ``EPP_TRACES``, with their own answers or
-with four times as long ones.
+the first. The load is Mooncake's conversations, from the folder of ``EPP_TRACES``.
 """
 
 from __future__ import annotations
@@ -28,23 +27,21 @@ if TYPE_CHECKING:
     from epp_lab.compare.stats import Floats
 
 SEED, TUNING_SEEDS = 5200, 2
-_LINK_GBPS = 100.0
+#: Of the trace, and rate of links in Gb/s.
+_PACE, _LINK_GBPS = 3.8, 100.0
 
 
 class Cell(NamedTuple):
-    """Regions, whether prefill is apart, the pace of the trace, how many times as long its answers are."""
+    """In how many regions the workers are, and whether prefill is apart."""
 
     regions: int
     apart: bool
-    pace: float = 3.8
-    longer: int = 1
 
 
 CELLS: Mapping[str, Cell] = {
-    f"{'one region' if regions == 1 else 'three regions'} {'apart' if apart else 'whole'}{name}": Cell(
-        regions, apart, pace, longer
+    f"{'one region' if regions == 1 else 'three regions'} {'apart' if apart else 'whole'}": Cell(
+        regions, apart
     )
-    for name, pace, longer in (("", 3.8, 1), (" long answers", 2.5, 4))
     for regions in (1, 3)
     for apart in (False, True)
 }
@@ -82,8 +79,7 @@ def fleet(cell: Cell) -> FleetSpec:
 def run(cell: str, entry: str, seed: int) -> dict[str, float]:
     """Run one arrangement under one set of weights."""
     asked = CELLS[cell]
-    requests, options = conversation(asked.pace, SEED + seed)
-    requests = [replace(one, output_tokens=asked.longer * one.output_tokens) for one in requests]
+    requests, options = conversation(_PACE, SEED + seed)
     result = run_window(requests, fleet(asked), "gorgo-ms", WEIGHTS[entry], seed=SEED + seed, options=options)
     return measures(result)
 
@@ -124,6 +120,6 @@ EXPERIMENT = Experiment(
     entries=tuple(WEIGHTS),
     run=run,
     seeds=8,
-    minutes=8,
+    minutes=4,
     summary=tension,
 )
