@@ -98,6 +98,12 @@ HELPERS = (Role.ENCODE, Role.PREFILL)
 #: Those that prefill.
 PREFILLING = frozenset({Role.WHOLE, Role.PREFILL})
 
+
+def answers(roles: frozenset[Role]) -> bool:
+    """Tell whether an endpoint of these roles may answer a request."""
+    return not roles or not roles.isdisjoint((Role.DECODE, Role.WHOLE))
+
+
 #: Columns of `Snapshot.extra`, with `Snapshot.workers`: time of a prompt's token on an endpoint's link, and
 #: of all that is on it.
 TOKEN_MS, BACKLOG_MS = "link_ms_per_token", "link_backlog_ms"

@@ -23,7 +23,7 @@ from epp.feeds.files import read_file, replace_file
 from epp.feeds.keep_alive import TokenFile
 from epp.feeds.poll import PROBES_AT, Poller, PollSchedule, target_of, with_credentials_of
 from epp.threads import in_daemon_thread
-from epp.types import Role
+from epp.types import Role, answers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -154,8 +154,7 @@ class PoolFeed:
         self._specs = dict(specs)
         self._resolver.set_pool(specs)
         self._resolver.set_aliases(aliases or {})
-        if self._eds is not None:
-            self._eds.set_pool(endpoints)
+        self._tell_envoy()
         for address in gone:
             self._roles.pop(address, None)
             self._metrics.forget_endpoint(address)
@@ -170,6 +169,14 @@ class PoolFeed:
         peer = None if self._regions is None else self._regions.target(address)
         return peer or target_of(address, spec, self._scrape, self._relays)
 
+    def _tell_envoy(self) -> None:
+        """Write for Envoy who answers: it may fall back to anyone whom it knows."""
+        if self._eds is not None:
+            self._eds.set_pool([each for each in self._endpoints if self._answers(each)])
+
+    def _answers(self, endpoint: Endpoint) -> bool:
+        return answers(self._scheduler.policy.roles(self._with_listed(endpoint)))
+
     def _offer(self) -> None:
         """Give the picker the pool; an endpoint that Envoy does not know yet takes no requests.
 
@@ -182,6 +189,7 @@ class PoolFeed:
             endpoints = [
                 replace(endpoint, draining=True)
                 if not eds.knows(endpoint.address)
+                and self._answers(endpoint)
                 and any(not each.models or endpoint.models <= each.models for each in serving)
                 else endpoint
                 for endpoint in endpoints
@@ -203,6 +211,7 @@ class PoolFeed:
         if address in self._specs and self._roles.get(address, "") != sample.role:
             self._roles[address] = sample.role
             self._offer()
+            self._tell_envoy()
 
     def _with_listed(self, endpoint: Endpoint) -> Endpoint:
         """Add what an engine lists to what the pool says; a request that names no model is for none of it."""

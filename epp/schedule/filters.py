@@ -16,7 +16,7 @@ from msgspec import Struct
 from epp.errors import NoEndpointError
 from epp.policies.base import Policy
 from epp.schedule.subset import hosts_of
-from epp.types import HELPERS, Role
+from epp.types import HELPERS, Role, answers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -324,11 +324,6 @@ class Filters:
         slots = np.array(list(left), np.intp)
         found = Candidates(slots, excluded, tuple(served.values()), bound, _some(workers))
         return _Static(found, context, served)
-
-
-def answers(roles: frozenset[Role]) -> bool:
-    """Tell whether an endpoint of these roles may answer a request."""
-    return not roles or not roles.isdisjoint((Role.DECODE, Role.WHOLE))
 
 
 def _workers(roles: Mapping[int, frozenset[Role]]) -> dict[Role, Slots]:

@@ -29,7 +29,7 @@ from epp.signals.room import Room
 from epp.signals.rtt import RttTable
 from epp.signals.slots import SlotMap, grown, rows_of
 from epp.signals.stored_responses import StoredResponses
-from epp.types import FILLABLE_COLUMNS, NUMERIC_COLUMNS, Snapshot
+from epp.types import FILLABLE_COLUMNS, NUMERIC_COLUMNS, Snapshot, answers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -420,13 +420,15 @@ class Datastore:
         return self.remote is not None and self.remote.is_peer(slot)
 
     def serving(self, now_s: float) -> Slots:
-        """Find the slots of the own engines that may serve now."""
+        """Find the slots of the own engines that may answer now."""
         standing, paused = self.health.standing(now_s), self.retry_after.until_s(now_s) or {}
         return np.array(
             [
                 slot
                 for slot, endpoint in self.members
-                if not (endpoint.draining or slot in paused or self.is_peer(slot)) and standing.serves(slot)
+                if answers(endpoint.roles)
+                and not (endpoint.draining or slot in paused or self.is_peer(slot))
+                and standing.serves(slot)
             ],
             np.intp,
         )

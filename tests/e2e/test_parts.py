@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from epp.envoy.settings import Variant
 from tests.e2e.test_refusals import refusing
 from tests.kit.sidecar import ENCODERS, PREFILLER, Decoder, PartedServing, Worker, decoded, prefilled
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -36,6 +38,9 @@ async def test_engines_are_told_of_prefill_workers_and_nothing_of_what_clients_s
     local = [asked for decoder in decoders for asked in decoder.local]
     apart = [asked for asked in local if "kv_transfer_params" in asked.fields]
     assert len(local) == 8
+    eds = (tmp_path / "eds.json").read_text()
+    known = {int(port) for port in re.findall(r'"port_value": ?(\d+)', eds)}
+    assert known == {int(decoder.address.partition(":")[2]) for decoder in decoders}
     assert len(apart) == sum(len(worker.asked) for worker in prefillers) >= 2
     told = {asked.headers.get(PREFILLER) for asked in local}
     assert told <= {None, *(worker.address for worker in prefillers)}
@@ -101,3 +106,32 @@ async def test_a_prefill_worker_that_refuses_costs_no_request_and_is_left_alone(
         assert before > 0
         assert len(prefillers[0].asked) == before
         await served.picker.until_metric("epp_requests_in_flight", lambda value: value == 0)
+
+
+async def test_media_are_encoded_apart_and_an_encoder_that_dies_costs_no_request(tmp_path: Path) -> None:
+    encoder, decoder = Worker(role="encode"), Decoder(answer=decoded)
+    picture: Any = [{"type": "image_url", "image_url": {"url": "https://example.com/cat.png"}}]
+    decoder.open.set()
+    async with PartedServing(tmp_path, [encoder, decoder], **QUIET) as served:
+        assert (await served.chat())[0] == 200
+        assert not encoder.asked, "there is nothing to encode"
+        assert (await served.chat(picture))[0] == 200
+        assert decoder.asked[-1].headers[ENCODERS] == encoder.address
+        assert len(encoder.asked) == 1
+        await encoder.die()
+        assert (await served.chat(picture))[0] == 200
+        assert ENCODERS not in decoder.asked[-1].headers
+
+
+async def test_engines_tell_their_roles_themselves(tmp_path: Path) -> None:
+    page = 'sglang:num_running_reqs{engine_type="%s"} 0\n'
+    prefiller = Worker(answer=prefilled, metrics=page % "prefill")
+    decoder = Decoder(answer=decoded, metrics=page % "decode", role="")
+    decoder.open.set()
+    async with PartedServing(tmp_path, [prefiller, decoder], scrape={"interval_s": 0.1}) as served:
+
+        async def apart() -> bool:
+            assert (await served.chat())[0] == 200
+            return PREFILLER in decoder.asked[-1].headers if decoder.asked else False
+
+        await until(apart)

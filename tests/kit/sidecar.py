@@ -41,11 +41,21 @@ class Worker(Engine):
         role: of its endpoint.
         before: awaited once a request is here, before its answer; it may kill.
         labels: of its endpoint.
+        metrics: its page of metrics.
+        dead: it takes no connections any more.
     """
 
     role: str = ""
     before: Callable[[Worker], Awaitable[None]] | None = None
     labels: dict[str, str] = field(default_factory=dict)
+    metrics: str = ""
+    dead: bool = False
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        """Answer a request, one for metrics as well."""
+        if request.path == "/metrics" and self.metrics:
+            return web.Response(text=self.metrics)
+        return await super().serve(request)
 
     async def heard(self, request: web.Request) -> Asked:
         """Note a request, and do what is to be done then."""
@@ -55,8 +65,6 @@ class Worker(Engine):
             if request.transport is not None and self.dead:
                 request.transport.abort()
         return noted
-
-    dead: bool = False
 
     async def die(self) -> None:
         """Take no connections any more, and end those that there are."""

@@ -242,3 +242,8 @@ def test_an_engine_that_cannot_prefill_always_gets_a_worker() -> None:
 
 def test_what_failed_by_parts_is_served_whole() -> None:
     assert list(parts(both_busy().decide(long(came_s=1.0), 0.0, 0.0))) == ["whole"]
+
+
+def test_an_endpoint_that_only_prefills_has_no_room_for_requests() -> None:
+    datastore = build().datastore
+    assert [datastore.address_of(slot) for slot in datastore.serving(0.0).tolist()] == ["d1:1", "d2:1"]
