@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from epp.types import Floats, RequestInfo, Rows, Signals, Snapshot
 
 _MIN_URGENCY_RATIO, _MAX_URGENCY_RATIO = 0.05, 20.0
+#: What the stall's price is multiplied by where somebody else could prefill: 1 with the weight's default.
+#: Decode workers have large batches; at a quarter their answers were a third slower (docs/measured).
+_STALL_BESIDE_WORKERS = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,8 @@ class GorgoMs(Policy):
         """Price the five terms; the first three by urgency."""
         now, prompt_tokens = snapshot.columns(), request.prompt_tokens
         workers = snapshot.workers.get(Role.PREFILL)
+        if workers is not None:
+            weights = {**weights, "stall_weight": _STALL_BESIDE_WORKERS * weights["stall_weight"]}
         cached = self._cached(prompt_tokens, now)
         there = None if workers is None else workers.columns()
         held = None if there is None else self._cached(prompt_tokens, there)
@@ -100,7 +105,7 @@ class GorgoMs(Policy):
                 "prefill": urgency * (remote.price[:, None] + weights["prefill_weight"] * base),
                 "waiting": urgency * weights["waiting_weight"] * (remote.wait[:, None] + pairs.link_wait),
                 "stall": remote.stall[:, None] + stall * base,
-                "transfer": urgency * weights["network_weight"] * pairs.transfer,
+                "transfer": urgency * weights["waiting_weight"] * pairs.transfer,  # the next one waits for it
             }
             terms, partners[Role.PREFILL] = with_partners(
                 terms, priced, pairs.fit, request, seed, prefills=snapshot.extra[PREFILLS] > 0.0
