@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from epp.config.plan import INCUMBENT
+from epp.config.section import MOST
 from epp.metrics.metrics import FAIRNESS_ID, PRIORITY
 from epp.signals.health import HealthState
 
@@ -50,12 +51,14 @@ class PickerState:
         mono_s: the time.
         pool: name of the pool, for llm-d's gauges of it.
         saturation: how saturated the pool is at an instant.
+        stale_endpoints: of how many endpoints that knows nothing fresh, None where it does not ask.
     """
 
     scheduler: Scheduler
     mono_s: Callable[[], float]
     pool: str
     saturation: Callable[[float], float]
+    stale_endpoints: Callable[[float], int | None] = lambda _: None
 
     @property
     def datastore(self) -> Datastore:
@@ -72,6 +75,12 @@ class PickerState:
         return self.datastore.paths.describe(self.datastore.rtt.rtt_ms(self.mono_s())).items()
 
 
+def stale_endpoints(state: PickerState) -> Samples:
+    """Read how many endpoints tell the saturation detector nothing, where it asks for fresh samples."""
+    found = state.stale_endpoints(state.mono_s())
+    return [] if found is None else [(("utilization-detector",), float(found))]
+
+
 @dataclass(frozen=True)
 class QueueState:
     """What waits in the picker, as rows of source ``queue`` read it.
@@ -80,11 +89,34 @@ class QueueState:
         binding: lets requests wait.
         datastore: the engines.
         mono_s: the time.
+        pool: name of the pool.
     """
 
     binding: LateBinding
     datastore: Datastore
     mono_s: Callable[[], float]
+    pool: str
+
+
+def queue_fill(at: int) -> Callable[[QueueState], Samples]:
+    """Read what part of its bound each priority uses: 0 for requests, 1 for bytes."""
+
+    def read(state: QueueState) -> Samples:
+        fills = state.binding.queue.fill().items()
+        return [((str(priority), state.pool), fill[at]) for priority, fill in fills]
+
+    return read
+
+
+def total_fill(at: int) -> Callable[[QueueState], Samples]:
+    """Read the same of all priorities, where they have a bound together."""
+
+    def read(state: QueueState) -> Samples:
+        queue = state.binding.queue
+        bound = (queue.settings.total_requests, queue.settings.total_bytes)[at]
+        return [] if bound >= MOST else [((state.pool,), queue.total_fill()[at])]
+
+    return read
 
 
 def of_programs(how: Callable[[QueueState, ProgramGate], Samples]) -> Callable[[QueueState], Samples]:

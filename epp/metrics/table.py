@@ -309,6 +309,42 @@ TABLE: tuple[Row, ...] = (
         "How saturated the pool is; from 1 on, requests of negative priority are refused.",
         lambda s: [((s.pool, "effective"), s.saturation(s.mono_s()))],
     ),
+    _of_picker(
+        "llm_d_epp_flow_control_stale_endpoints",
+        "detector",
+        "Endpoints whose metrics are missing or older than `saturation.stale_after_s`, where it is set.",
+        read.stale_endpoints,
+    ),
+    _of_queue(
+        "llm_d_epp_flow_control_capacity_utilization_requests",
+        "priority inference_pool",
+        "Requests of a priority that wait, as a part of those that may.",
+        read.queue_fill(0),
+    ),
+    _of_queue(
+        "llm_d_epp_flow_control_capacity_utilization_bytes",
+        "priority inference_pool",
+        "Bytes that they hold, as a part of those that they may.",
+        read.queue_fill(1),
+    ),
+    _of_queue(
+        "llm_d_epp_flow_control_global_capacity_utilization_requests",
+        "inference_pool",
+        "The same of requests of all priorities, where `queue.total_requests` is set.",
+        read.total_fill(0),
+    ),
+    _of_queue(
+        "llm_d_epp_flow_control_global_capacity_utilization_bytes",
+        "inference_pool",
+        "The same of their bytes, where `queue.total_bytes` is set.",
+        read.total_fill(1),
+    ),
+    histogram(
+        "llm_d_epp_flow_control_dispatch_cycle_duration_seconds",
+        "",
+        "Time of a look at what waits.",
+        (1e-4, 2e-4, 5e-4, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1),
+    ),
     gauge("llm_d_epp_flow_control_queue_size", _QUEUED, "Requests that wait in the picker."),
     gauge("llm_d_epp_flow_control_queue_bytes", _QUEUED, "Bytes that they hold."),
     histogram(
@@ -339,7 +375,7 @@ TABLE: tuple[Row, ...] = (
     _of_queue(
         "epp_programs_active",
         "endpoint",
-        "Agents whose contexts have a place in the endpoint's KV cache.",
+        "Agents whose contexts have a place in the endpoint's KV cache; pickers that share count the same.",
         read.program_sets(lambda engine: float(len(engine.active))),
     ),
     _of_queue(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from epp.errors import NotAdmittedError
 from epp.llmd.words import DROPPED
-from epp.metrics.metrics import FAIRNESS_ID, PRIORITY
+from epp.metrics.metrics import FAIRNESS_ID, PRIORITY, Capped
 from epp.schedule.queue import Waiter
 from epp.schedule.waiting import Wait
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
 
     from epp.clock import Clock
-    from epp.metrics.metrics import Metrics
+    from epp.metrics.metrics import Histogram, Metrics, Value
     from epp.schedule.decision import Decision
     from epp.schedule.late_binding import LateBinding
     from epp.types import RequestInfo
@@ -38,6 +38,8 @@ _FLOW_CHARACTERS = 128
 #: What a request that waits takes beside its body and its blocks, whose hashes take eight bytes each.
 _WAITER_BYTES = 7_000
 
+_FlowCounts = tuple[tuple[str, ...], "Histogram", "Value"]
+
 
 class Queueing:
     """Decides requests, at once or after a wait.
@@ -48,12 +50,7 @@ class Queueing:
         clock: the time.
         metrics: counted into.
         pool: name of the pool.
-
-    Attributes:
-        alone: what Envoy sends back comes to this process: it has no other workers.
     """
-
-    alone = True
 
     def __init__(
         self, binding: LateBinding, longest_s: float, clock: Clock, metrics: Metrics, pool: str
@@ -63,6 +60,9 @@ class Queueing:
         self._metrics, self._pool = metrics, pool
         self._hold((FAIRNESS_ID, PRIORITY, "", "", pool), 0, 0)  # there from the start
         self._waiting: dict[Waiter, tuple[asyncio.Future[bool], tuple[str, ...]]] = {}
+        #: Labels of flows, and what counts their requests that are let go.
+        self._flows: dict[tuple[str, int, str, str | None], _FlowCounts] = {}
+        self._look_seconds = metrics.histogram("llm_d_epp_flow_control_dispatch_cycle_duration_seconds")
         self._schedule_seconds = metrics.histogram("llm_d_epp_scheduler_e2e_duration_seconds")
         self._timer: asyncio.TimerHandle | None = None
         binding.on_ready = self._wake
@@ -78,7 +78,8 @@ class Queueing:
         """
         held_bytes = body_bytes + _WAITER_BYTES + 8 * len(request.blocks)
         flow = headers.get(FAIRNESS_HEADER, "")[:_FLOW_CHARACTERS]
-        labels = *self._metrics.requests.flow_labels(request, flow), self._pool
+        labels, seconds, dispatched = self._counts(request, flow)
+        slo = headers.get(TTFT_SLO_HEADER)
         began_s = self._clock.mono_s()
         try:
             found = self.binding.decide(
@@ -86,7 +87,7 @@ class Queueing:
                 began_s,
                 self._clock.wall_s(),
                 flow=flow,
-                ttft_slo_s=_seconds(headers.get(TTFT_SLO_HEADER, "")),
+                ttft_slo_s=_seconds(slo) if slo else 0.0,
                 held_bytes=held_bytes,
             )
         except NotAdmittedError as error:
@@ -95,7 +96,17 @@ class Queueing:
         if isinstance(found, Waiter):
             return self._settled(found, labels, held_bytes - body_bytes)
         self._schedule_seconds.observe(self._clock.mono_s() - began_s)
-        self._count(labels, None, 0.0)
+        seconds.observe(0.0)
+        dispatched.value += 1.0
+        return found
+
+    def _counts(self, request: RequestInfo, flow: str) -> _FlowCounts:
+        key = flow, request.priority, request.model, request.rewritten_from
+        if (found := self._flows.get(key)) is None:
+            labels = *self._metrics.requests.flow_labels(request, flow), self._pool
+            found = labels, *self._counters(labels, "Dispatched")
+            if Capped.OTHER not in labels:  # of which there are few
+                self._flows[key] = found
         return found
 
     async def _settled(self, waiter: Waiter, labels: tuple[str, ...], held_bytes: int) -> Decision:
@@ -135,6 +146,7 @@ class Queueing:
         finally:
             self._set_timer()
         took_s, decided = self._clock.mono_s() - began_s, sum(one.decision is not None for one in settled)
+        self._look_seconds.observe(took_s)
         for _ in range(decided):
             self._schedule_seconds.observe(took_s / decided)
         self._settle(settled)
@@ -163,10 +175,14 @@ class Queueing:
     def _count(self, labels: tuple[str, ...], error: Exception | None, waited_s: float) -> None:
         """Count a request that is let go or dropped, as llm-d does: also those that did not wait."""
         outcome = "Dispatched" if error is None else DROPPED.get(getattr(error, "rule", ""), DROPPED["other"])
-        seconds = "llm_d_epp_flow_control_request_queue_duration_seconds"
-        self._metrics.histogram(seconds, *labels, outcome).observe(waited_s)
-        total = self._metrics.value("llm_d_epp_flow_control_requests_total", outcome, labels[1], self._pool)
+        seconds, total = self._counters(labels, outcome)
+        seconds.observe(waited_s)
         total.value += 1.0
+
+    def _counters(self, labels: tuple[str, ...], outcome: str) -> tuple[Histogram, Value]:
+        seconds = "llm_d_epp_flow_control_request_queue_duration_seconds"
+        total = self._metrics.value("llm_d_epp_flow_control_requests_total", outcome, labels[1], self._pool)
+        return self._metrics.histogram(seconds, *labels, outcome), total
 
     def _set_timer(self) -> None:
         """Look again when something is due, and soon in any case: requests that come do not put that off."""

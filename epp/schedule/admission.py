@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from epp.config.schema import Limits, Saturation
     from epp.signals.datastore import Datastore
-    from epp.types import Floats, RequestInfo
+    from epp.types import Flags, Floats, RequestInfo
 
 #: Headers that name a request's InferenceObjective, the newer name first. Source [E].
 OBJECTIVE_HEADERS = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
@@ -101,9 +101,18 @@ class AdmissionController:
             return concurrency(promised[RUNNING], promised[PENDING], settings)
         block = datastore.engine.block(now_s)[:, slots]
         if settings.stale_after_s:
-            stale = ~(now_s - datastore.engine.updated_s[slots] <= settings.stale_after_s)
-            block = np.where(stale, np.nan, block)
+            block = np.where(self._stale(slots, now_s), np.nan, block)
         return saturation(block[WAITING], block[KV_USAGE], settings)
+
+    def _stale(self, slots: list[int], now_s: float) -> Flags:
+        stale: Flags = ~(now_s - self._datastore.engine.updated_s[slots] <= self.settings.stale_after_s)
+        return stale
+
+    def stale_endpoints(self, now_s: float) -> int | None:
+        """Count the endpoints whose samples are missing or older than `stale_after_s`, if that is set."""
+        if not self.settings.stale_after_s:
+            return None
+        return int(self._stale([slot for slot, _ in self._datastore.members], now_s).sum())
 
     def priority(self, headers: Mapping[str, str]) -> int:
         """Return the priority of the InferenceObjective that a request names, 0 for none."""

@@ -113,11 +113,11 @@ class Room:
 
     def is_open(self, slot: int, seen: Signals[float], crowd: _Crowd, now_s: float) -> bool:
         """Tell the same of one slot, by its signals."""
-        heard = slot < len(self._heard_s) and now_s - self._heard_s[slot] <= FRESH_S
-        foreign = float(self._foreign[slot]) if heard else 0.0
+        heard = slot < len(self._heard_s) and now_s - self._heard_s.item(slot) <= FRESH_S
+        foreign = self._foreign.item(slot) if heard else 0.0
         unanswered = seen.running_requests - seen.decoding_requests + foreign
         pending_ms = seen.pending_uncached_tokens * seen.prefill_ms_per_token + foreign * FOREIGN_MS
-        largest = float(self._datastore.room.largest[slot])
+        largest = self._datastore.room.largest.item(slot)
         running, base_ms = seen.running_requests, seen.prefill_base_ms
         free = not self._datastore.retry_after.left_s(slot, now_s)
         return free and bool(crowd.leaves_room(pending_ms, base_ms, unanswered, running, largest))
@@ -141,8 +141,9 @@ class _Crowd(NamedTuple):
 
     def leaves_room(self, pending_ms: Any, base_ms: Any, unanswered: Any, running: Any, largest: Any) -> Any:
         """Compare what an engine was sent with its room, of one or of many; an unknown batch is no limit."""
-        most = largest * (1.0 + MORE * self.share - self.kept) + MORE_REQUESTS
-        short = (pending_ms < base_ms + ROOM_MS * self.share) | (unanswered < FEW_REQUESTS * self.share)
+        share = self.share
+        most = largest * (1.0 + MORE * share - self.kept) + MORE_REQUESTS
+        short = (pending_ms < base_ms + ROOM_MS * share) | (unanswered < FEW_REQUESTS * share)
         return short & ((running < most) | (most != most))  # noqa: PLR0124 - NaN
 
 
@@ -176,7 +177,8 @@ class LateBinding:
         self._unmoved: deque[Waiter] = deque()  # they wait for engines of an earlier pool
         self.programs = ProgramGate(scheduler, settings) if settings.programs.enabled else None
         self._room, self._ready, self._other_pool = Room(scheduler.datastore), False, False
-        scheduler.datastore.ledger.on_change["queue"] = self._changed
+        #: Whether a request that finds room needs no more than that.
+        self._plain = self.programs is None and not settings.limits and not self.queue.attains
         scheduler.datastore.on_pool["queue"] = self._pool_changed
 
     @property
@@ -246,18 +248,29 @@ class LateBinding:
         self._looks += 1
         if not len(self.queue):
             self._yielded.clear()  # nobody has looked meanwhile
-        waiter = self._waiter(request, now_s, flow, ttft_slo_s, held_bytes)
         try:
             found = self._scheduler.locate(request, now_s)
         except NoEndpointError as error:
+            waiter = self._waiter(request, now_s, flow, ttft_slo_s, held_bytes)
             if error.rule not in _PASSING or self.queue.is_full(waiter):
                 raise
-            self.queue.put(waiter)
-            return waiter
+            return self._put(waiter)
         measured = self._scheduler.measure(request, found, now_s)
+        if self.queue.idle and self._plain:  # as most requests find it
+            decision = self._scheduler.schedule(measured, now_s, wall_s)
+            if self._has_room_for(decision, measured, _NOBODY, now_s):
+                self._scheduler.reserve(decision, measured, now_s)
+                return decision
+        waiter = self._waiter(request, now_s, flow, ttft_slo_s, held_bytes)
         if (turn := self._turn_of_agent(waiter, measured, now_s, wall_s)) is not None:
             return turn
         return self._send_or_wait(waiter, found, measured, now_s, wall_s)
+
+    def _has_room_for(self, decision: Decision, measured: Measured, crowd: _Crowd, now_s: float) -> bool:
+        """Tell whether the engine chosen has room; at a peer its own picker queues."""
+        chosen = decision.chosen
+        slot, seen = int(measured.found.slots[chosen]), measured.seen.at(chosen)
+        return self._datastore.is_peer(slot) or self._room.is_open(slot, seen, crowd, now_s)
 
     def _send_or_wait(
         self, waiter: Waiter, found: Candidates, measured: Measured, now_s: float, wall_s: float
@@ -265,11 +278,9 @@ class LateBinding:
         """Send a request that came to an engine with room; it waits where none has any."""
         settings, priority = self._settings, waiter.request.priority
         decision = self._scheduler.schedule(measured, now_s, wall_s)
-        slot, seen = int(found.slots[decision.chosen]), measured.seen.at(decision.chosen)
-        crowd = self._crowd(priority, now_s)
-        has_room = self._datastore.is_peer(slot) or (  # at a peer its own picker queues
-            not self.queue.before(priority, (), waiter) and self._room.is_open(slot, seen, crowd, now_s)
-        )
+        slot, crowd = int(found.slots[decision.chosen]), self._crowd(priority, now_s)
+        first = self._datastore.is_peer(slot) or not self.queue.before(priority, (), waiter)
+        has_room = first and self._has_room_for(decision, measured, crowd, now_s)
         waiter.request = measured.request
         if settings.limits or not has_room:
             open_slots = self._open(found.slots, priority, now_s, waiter)
@@ -279,8 +290,7 @@ class LateBinding:
                 self._aim(waiter, decision, found, patience_s, now_s)
                 if not settings.limits:
                     waiter.expires_s = min(waiter.expires_s, waiter.deadline_s - least_s)
-                self.queue.put(waiter)
-                return waiter
+                return self._put(waiter)
             if len(open_slots) < len(found.slots):
                 allowed = _only(found, open_slots, self._datastore)
                 measured = self._scheduler.measure(measured.request, allowed, now_s)
@@ -288,6 +298,11 @@ class LateBinding:
         self._reserve(waiter, decision, measured, now_s)
         self.queue.served(priority, waiter.flow, waiter.tokens, now_s)
         return decision
+
+    def _put(self, waiter: Waiter) -> Waiter:
+        self.queue.put(waiter)
+        self._datastore.ledger.on_change["queue"] = self._changed  # while something waits
+        return waiter
 
     def _aim(
         self, waiter: Waiter, decision: Decision, found: Candidates, patience_s: float, now_s: float
@@ -342,13 +357,12 @@ class LateBinding:
     def _send_held(self, now_s: float, wall_s: float) -> list[Waiter]:
         """Send the turns of agents that have a place by now; return what is settled."""
         settled = list[Waiter]()
-        for waiter, slot in () if self.programs is None else self.programs.poll(now_s):
+        for waiter, slot, why in () if self.programs is None else self.programs.poll(now_s):
             try:
                 found = self._scheduler.locate(waiter.request, now_s)
                 if slot is not None and slot in found.slots:
                     found = _only(found, {slot}, self._datastore)
-                reason = "turns were held no longer" if slot is None else "its context had a place"
-                self._send(waiter, found, now_s, wall_s, QueueWait(now_s - waiter.came_s, "", reason))
+                self._send(waiter, found, now_s, wall_s, QueueWait(now_s - waiter.came_s, "", why, True))
             except Exception as error:  # noqa: BLE001 - that request fails, the others do not
                 waiter.refusal = error
             settled.append(waiter)
@@ -371,6 +385,7 @@ class LateBinding:
         settled += self._send_held(now_s, wall_s)
         if not len(self.queue):
             self._unmoved.clear()
+            self._datastore.ledger.on_change.pop("queue", None)
             return settled
         if self._other_pool:  # whoever waits may be served by those that came
             self._other_pool = False
@@ -570,4 +585,4 @@ def _only(found: Candidates, slots: Collection[int], datastore: Datastore) -> Ca
     out = tuple(datastore.address_of(slot) or "" for slot in found.slots.tolist() if slot not in slots)
     models = tuple(found.served_models[row] for row in rows) if found.served_models else ()
     excluded = {**found.excluded, NO_ROOM: out}
-    return Candidates(found.slots[rows], excluded, models, found.bound)
+    return Candidates(found.slots[rows], excluded, models, found.bound, found.workers)

@@ -300,6 +300,7 @@ class RequestQueue:
 
     Attributes:
         tell: asks for `state` to be told to other pickers soon, with ``urgent=True`` at once.
+        attains: whether a band counts what flows were served while nothing waited.
     """
 
     def __init__(self, settings: QueueSection) -> None:
@@ -310,10 +311,17 @@ class RequestQueue:
         self.tell: Callable[..., None] = lambda **_: None
         #: Logarithm of what each flow was served, where tokens count twice as much with each half-life.
         self._attained: dict[str, float] = {}
+        bands = (settings, settings.negative or settings, *settings.bands)
+        self.attains = any(band.fairness == "program-aware" for band in bands)
 
     def __len__(self) -> int:
         """Count the requests that wait."""
         return len(self._due)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits, here or elsewhere."""
+        return not self._bands
 
     @property
     def due_s(self) -> float:
@@ -336,6 +344,19 @@ class RequestQueue:
         if (band := self._bands.get(priority)) and (turn := newcomer or band.first(targets)):
             found += band.before(turn)
         return found
+
+    def fill(self) -> dict[int, tuple[float, float]]:
+        """Return what part of its bounds in requests and bytes each band uses."""
+        named = {0, *self._bands, *(band.priority for band in self.settings.bands)}
+        return {
+            priority: (its.requests / its.settings.max_requests, its.held_bytes / its.settings.max_bytes)
+            for priority, its in ((one, self._band(one)) for one in named)
+        }
+
+    def total_fill(self) -> tuple[float, float]:
+        """Return the same of all bands together."""
+        held_bytes = sum(its.held_bytes for its in self._bands.values())
+        return len(self) / self.settings.total_requests, held_bytes / self.settings.total_bytes
 
     def state(self, now_s: float) -> dict[int, BandState]:
         """Tell what waits here; what was served is told once."""

@@ -131,6 +131,7 @@ class App:
             clock=clock,
             admission=admission,
             queueing=self._queueing,
+            alone=self._host.balancer is None,
             tokenizers=self._tokenizers,
             relays=self._relays,
             regions=regions,
@@ -170,12 +171,20 @@ class App:
 
     def _show_state(self, admission: AdmissionController, served: ServedTokenizers) -> None:
         """Let Prometheus read the state of the parts."""
-        state = PickerState(self.scheduler, self._clock.mono_s, self._inference_pool, admission.saturation)
+        state = PickerState(
+            self.scheduler,
+            self._clock.mono_s,
+            self._inference_pool,
+            admission.saturation,
+            admission.stale_endpoints,
+        )
         self.metrics.show("picker", state)
         self.metrics.show("tokenizers", served)
         self.metrics.show("sampler", self._sampler)
         if self._queueing is not None:
-            queue = QueueState(self._queueing.binding, self.scheduler.datastore, self._clock.mono_s)
+            queue = QueueState(
+                self._queueing.binding, self.scheduler.datastore, self._clock.mono_s, self._inference_pool
+            )
             self.metrics.show("queue", queue)
         if self._peers is not None:
             self.metrics.show("peers", self._peers)
@@ -232,9 +241,7 @@ class App:
             words = "turns of agents are held for up to %g s: clients, gateways and routes must wait as long"
             log.info(words, settings.longest_s)
         binding = LateBinding(self.scheduler, settings, saturation)
-        queueing = Queueing(binding, settings.longest_s, self._clock, self.metrics, self._inference_pool)
-        queueing.alone = self._host.balancer is None
-        return queueing
+        return Queueing(binding, settings.longest_s, self._clock, self.metrics, self._inference_pool)
 
     def _build_learning(self) -> Learning | None:
         config = self._config
@@ -523,7 +530,7 @@ class App:
         links, recent, peers = self._config.listen.links, self.director.recent, self._peers
         live = Live(self.scheduler, recent, self._clock, peers, self._learning, history, links)
         if self._queueing is not None:
-            live.waiting = self._queueing.binding.waiting
+            live.waiting, live.programs = self._queueing.binding.waiting, self._queueing.binding.programs
         return live
 
     def _keep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:

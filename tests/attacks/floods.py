@@ -111,7 +111,7 @@ def chat(**more: str) -> bytes:
 
 
 def queued(count: int) -> Blobs:
-    """Calls for a busy model: of all `PRIORITIES` and many flows, every fourth with a deadline of 20 to 120 s."""
+    """Calls for a busy model: of all `PRIORITIES` and many flows, every fourth with a deadline of 90 to 120 s."""
 
     def make() -> Blobs:
         return lambda: (headers(2 * at + 1) + data(2 * at + 1, _queued(at)) for at in range(count))
@@ -120,7 +120,7 @@ def queued(count: int) -> Blobs:
 
 
 def _queued(at: int) -> bytes:
-    more = {TTFT_SLO_HEADER: str(20_000 + 100 * at)} if at % 4 == 0 else {}
+    more = {TTFT_SLO_HEADER: str(90_000 + 30 * at)} if at % 4 == 0 else {}
     more |= {OBJECTIVE_HEADERS[0]: f"p{at % PRIORITIES}", FAIRNESS_HEADER: f"flow-{at % 97}"}
     asked = {**chat_body(f"{at} ".ljust(QUEUED_BYTES - 100, "a")), "model": BUSY_MODEL}
     return chat(**more) + message(body(json.dumps(asked).encode()))

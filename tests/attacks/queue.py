@@ -44,12 +44,17 @@ class Waited(NamedTuple):
     gone_s: float
 
 
-def waited(seconds: float, connections: int = 10) -> Waited:
-    """Let requests wait, and their clients leave all at once."""
+def waited(count: int, seconds: float) -> Waited:
+    """Let requests wait, and their clients leave all at once as soon as so many do.
+
+    Args:
+        count: requests that wait. A connection brings a thousand; some of the first find room.
+        seconds: after which they leave in any case.
+    """
     pool = [
         EndpointSpec(address=f"10.0.{at}.7:8000", models=[BUSY_MODEL if at < 3 else MODEL]) for at in range(6)
     ]
-    seen, over = list[tuple[float, float]](), threading.Event()
+    seen, full, over = list[tuple[float, float]](), threading.Event(), threading.Event()
     with alone(pool=pool, **_SECTIONS) as rig:
 
         def look() -> None:
@@ -59,10 +64,12 @@ def waited(seconds: float, connections: int = 10) -> Waited:
                     lines = page(rig.http, "metrics").decode().splitlines()
                 size = sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(_SIZE))
                 seen.append((time.monotonic(), size))
+                if size >= count:
+                    full.set()
 
         looking = threading.Thread(target=look)
         looking.start()
-        row = rig.run("queue", seconds=seconds, connections=connections)
+        row = rig.run("queue", seconds=seconds, connections=count // 1_000 + 2, done=full.is_set)
         over.set()
         looking.join()
     most = max(size for _, size in seen)

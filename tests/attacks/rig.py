@@ -40,7 +40,7 @@ SLOW_MS = 50.0
 _PROCESSES = 2
 _LOOK_S = 0.05
 #: Longest wait for a picker to be itself again, and before an attack to serve all probes.
-_RECOVERY_S, _SERVED_S = 15.0, 30.0
+_RECOVERY_S, _SERVED_S = 15.0, 240.0
 
 
 class Sample(NamedTuple):
@@ -164,6 +164,7 @@ class Rig:
         connections: int,
         slow_ms: float = SLOW_MS,
         quiet_s: float = 2.0,
+        done: Callable[[], bool] = lambda: False,
     ) -> Row:
         """One attack, begun once all probes are served, and the time until the picker is itself again.
 
@@ -173,6 +174,7 @@ class Rig:
             connections: at once.
             slow_ms: a call that takes longer is not what is usual.
             quiet_s: calls must be quick for so long before the picker counts as itself again.
+            done: whether the attack has come to its end sooner.
         """
         row, deadline_s = Row(name or "none"), time.monotonic() + _SERVED_S
         while not all(probe.served() for probe in self._probes):
@@ -190,6 +192,9 @@ class Rig:
                     for key, count in json.loads(output.readline()).items():
                         row.tally[key] = row.tally.get(key, 0) + count
                 most = max(most, held(self._pid).rss_bytes)
+                if done():
+                    self._end_attackers()
+                    break
                 if most > BREAK_OFF_BYTES or time.monotonic() > begun_s + seconds + LIMIT_S:
                     row.cut_short = "memory" if most > BREAK_OFF_BYTES else "the attackers hang"
                     self._end_attackers()

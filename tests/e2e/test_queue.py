@@ -19,11 +19,13 @@ from rich.console import Console
 from epp.envoy.settings import Variant
 from epp.ops.top import drawn
 from epp.request.queueing import FAIRNESS_HEADER, TTFT_SLO_HEADER
+from epp.schedule.admission import OBJECTIVE_HEADERS
 from tests.kit.browser import chromium
-from tests.kit.engines import Engine, EngineServing
+from tests.kit.engines import Answered, Engine, EngineServing
 from tests.kit.events import pictures
 from tests.kit.replicas import CHAT, chat_body
 from tests.kit.waiting import until
+from tests.server.test_workers import by_worker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -35,8 +37,9 @@ if TYPE_CHECKING:
 
 #: Four of these take any engine seconds: there is no room beside them.
 LONG = "a word or two " * 5_000
-SIZE = "llm_d_epp_flow_control_queue_size"
-ENDS = "llm_d_epp_flow_control_requests_total"
+FLOW_CONTROL = "llm_d_epp_flow_control"
+SIZE = f"{FLOW_CONTROL}_queue_size"
+ENDS = f"{FLOW_CONTROL}_requests_total"
 REASON = "x-llm-d-request-dropped-reason"
 
 
@@ -70,6 +73,7 @@ async def full(
         "envoy": {"queue_wait_s": 60.0, "stall_limit_s": 1.0},
         "variant": variant,
         "drain_s": drain_s,
+        "saturation": {"stale_after_s": 1.0},
     }
     async with EngineServing(folder, [engine], **options) as serving:
         long = [asyncio.ensure_future(serving.chat(f"{n} {LONG}")) for n in range(4)]
@@ -100,6 +104,10 @@ async def test_a_request_waits_until_the_engine_has_answered_what_is_before_it(t
         assert (await second)[0] == 200
         await waits(serving, 0)
         assert await serving.picker.metric("epp_queue_seconds_count") == 1
+        assert await serving.picker.metric(f"{FLOW_CONTROL}_dispatch_cycle_duration_seconds_count") > 0
+        # The engine has no metrics.
+        stale = f"{FLOW_CONTROL}_stale_endpoints"
+        assert await serving.picker.metric(stale, detector="utilization-detector") == 1
 
 
 async def test_the_page_shows_who_waits_for_what_and_explains_why_it_was_let_go(tmp_path: Path) -> None:
@@ -159,12 +167,18 @@ async def test_who_cannot_be_answered_in_time_is_told_at_once(tmp_path: Path) ->
 
 
 async def test_a_full_queue_takes_no_more(tmp_path: Path) -> None:
-    async with full(tmp_path, max_requests=1) as (serving, engine):
+    async with full(tmp_path, max_requests=1, total_requests=4, total_bytes=1e6) as (serving, engine):
+        used = f"{FLOW_CONTROL}_capacity_utilization_requests"
+        assert await serving.picker.metric(used, priority="0") == 0
         first = asyncio.ensure_future(serving.chat("hello"))
         await waits(serving)
         answer = await asked(serving)
         assert (answer.status, answer.headers[REASON]) == (429, "rejected-saturated")
         assert await serving.picker.metric(ENDS, outcome="RejectedCapacity") == 1
+        assert await serving.picker.metric(used, priority="0") == 1
+        assert 0 < await serving.picker.metric(f"{FLOW_CONTROL}_capacity_utilization_bytes") < 1
+        assert await serving.picker.metric(f"{FLOW_CONTROL}_global_capacity_utilization_requests") == 0.25
+        assert 0 < await serving.picker.metric(f"{FLOW_CONTROL}_global_capacity_utilization_bytes") < 1
         engine.free.set()
         assert (await first)[0] == 200
 
@@ -211,6 +225,40 @@ async def test_what_waits_in_a_picker_that_dies_or_freezes_goes_on_by_envoys_fal
         assert (await second)[0] == 200
         if how is signal.SIGSTOP:
             serving.picker.signal(signal.SIGCONT)
+
+
+async def test_a_newcomer_lets_those_go_first_who_wait_at_another_worker(tmp_path: Path) -> None:
+    words = b'{"choices": [{"message": {"content": "hi"}}], "usage": {"completion_tokens": 1}}'
+    busy, idle = Busy(models=["big"]), Engine(models=["small"], answer=lambda _: Answered([words]))
+    queue = {"enabled": True, "ttl_s": 300.0, "priorities": {"high": 1}}
+    async with EngineServing(
+        tmp_path,
+        [busy, idle],
+        queue=queue,
+        envoy={"queue_wait_s": 300.0},
+        options=("--workers", "2"),
+        concurrency=4,
+    ) as serving:
+        high: dict[str, Any] = {"model": "big", "headers": {OBJECTIVE_HEADERS[0]: "high"}}
+        long = [asyncio.ensure_future(serving.chat(f"{n} {LONG}", **high)) for n in range(4)]
+        await until(lambda: len(busy.asked) == 4)
+        waiting = asyncio.ensure_future(serving.chat("hello", **high))
+        await waits(serving)
+        (where,) = +(await by_worker(serving, SIZE))
+        before = await by_worker(serving, "epp_queue_seconds_count")
+
+        async def one_waited_elsewhere() -> bool:
+            newcomers = [
+                serving.chat(f"hi {n}", model="small") for n in range(8)
+            ]  # connections of both workers
+            assert [status for status, _ in await asyncio.gather(*newcomers)] == [200] * 8
+            ended = await by_worker(serving, "epp_queue_seconds_count")
+            return ended[1 - where] > before[1 - where]
+
+        await until(one_waited_elsewhere)
+        busy.free.set()
+        assert [status for status, _ in await asyncio.gather(waiting, *long)] == [200] * 5
+        await waits(serving, 0)
 
 
 async def test_in_full_duplex_nothing_waits_unless_it_is_asked_for(tmp_path: Path) -> None:

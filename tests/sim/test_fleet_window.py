@@ -152,7 +152,7 @@ def test_lost_hits_are_misses_that_the_picker_does_not_foresee() -> None:
     assert {result.cached_tokens for result in results} == {0, 90}
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     load=st.lists(
         st.tuples(st.integers(0, 3000), st.integers(1, 900), st.integers(1, 60), st.integers(0, 5)),
