@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence  # noqa: TC003  # msgspec reads annotations at run time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from msgspec import Struct
 
@@ -104,6 +104,7 @@ class Endpoint:
         uid: identity beyond the address when the source has one (pod UID), else ``""``.
         labels: free labels, for filters and people.
         base_path: what stands before its paths, ``""`` for nothing.
+        kv_events: where its engine tells of its KV cache, ``""`` for where the configuration says.
     """
 
     address: str
@@ -120,6 +121,7 @@ class Endpoint:
     uid: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     base_path: str = ""
+    kv_events: str = ""
 
     def served_name(self, model: str) -> str:
         """Return what its engine calls a public model."""
@@ -176,6 +178,9 @@ def network_ms(
 #: Where a round-trip time comes from, by code: nowhere, the configuration, our probes, Envoy's connects.
 RTT_SOURCES = ("", "assumed", "probe", "connect")
 
+#: By what cached tokens are known, by code: what was sent, the engine's events, or more of the two.
+CACHED_SOURCES = ("estimate", "events", "both")
+
 
 class RequestInfo(Struct, frozen=True):
     """What filters and policies may know of the request, its prompt reduced to numbers.
@@ -231,6 +236,9 @@ class RequestInfo(Struct, frozen=True):
         block_tokens: tokens per block (fractional when estimated from bytes), the mean over the prompt.
         token_offsets: tokens up to the end of each block where a tokenizer has counted; empty where the mean
             is all that is known.
+        engine_blocks: hashes of its first prompt by the token ids of engines' blocks, by how they are hashed
+            (`epp.prefix_cache.engine_blocks`); empty where its tokens are not known
+            or no engine tells events.
         priority: of the InferenceObjective that it names, 0 for none.
         headers: those that columns of `Snapshot.extra` are made of.
         previous_response: key of the stored response that it is about, 0 for none
@@ -277,6 +285,7 @@ class RequestInfo(Struct, frozen=True):
     prompt_hash: int = 0
     block_tokens: float = 0.0
     token_offsets: Sequence[float] = ()
+    engine_blocks: Mapping[Any, Sequence[int]] = {}
     priority: int = 0
     headers: Mapping[str, str] = {}
     previous_response: int = 0
@@ -399,6 +408,8 @@ class Snapshot(Struct, frozen=True):
             recorded.
         models: what the engine of each calls the model; empty when all use its public name.
         extra: further columns, by name, which the policy requires (`epp.policies.base.Column`).
+        cached_sources: by what the cached tokens of each are known, as indices of `CACHED_SOURCES`; for
+            people, None where all are estimated.
     """
 
     endpoints: tuple[str, ...]
@@ -409,6 +420,7 @@ class Snapshot(Struct, frozen=True):
     rtt_sources: NDArray[np.int8] | None = None
     models: tuple[str, ...] = ()
     extra: Mapping[str, Floats] = {}
+    cached_sources: NDArray[np.int8] | None = None
 
     rtt_ms = _Column()
     cached_tokens = _Column()

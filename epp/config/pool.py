@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 from epp.config.address import normalise_address
-from epp.config.section import BasePath, MetricsPath, Section
+from epp.config.section import BasePath, KvUrl, MetricsPath, Section
 from epp.config.strict import salvage
 from epp.errors import ConfigError, gather, raise_all
 from epp.types import MAX_MODEL_CHARS, MAX_RTT_MS, Endpoint
@@ -45,6 +45,8 @@ class EndpointSpec(Section, frozen=True, omit_defaults=True):
         ca_file: instead of the one in ``scrape``.
         uid: the process behind the address; another one means that its cache is empty.
         labels: free labels.
+        kv_events: where its engine publishes what its KV cache holds, such as ``tcp://10.0.0.1:5557``; goes
+            before ``address`` in ``kv_events``.
         port: see ``address``.
         name: for people.
         namespace: for people.
@@ -67,6 +69,7 @@ class EndpointSpec(Section, frozen=True, omit_defaults=True):
     ca_file: str = ""
     uid: str = ""
     labels: dict[str, str] = {}
+    kv_events: KvUrl = ""
     port: int | str = ""
     name: str = ""
     namespace: str = ""
@@ -95,6 +98,7 @@ class EndpointSpec(Section, frozen=True, omit_defaults=True):
             draining=self.draining,
             uid=self.uid,
             labels=self.labels,
+            kv_events=self.kv_events,
         )
 
 

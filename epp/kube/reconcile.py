@@ -28,7 +28,7 @@ import msgspec
 
 from epp.config.address import is_ip, join_address, split_address
 from epp.config.pool import EndpointSpec, Rtt, Tokens, misnamed
-from epp.config.section import MetricsPath
+from epp.config.section import KvUrl, MetricsPath
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -54,6 +54,7 @@ _FIELDS: Mapping[str, Any] = {
     "tls": bool,
     "server-name": str,
     "metrics-path": MetricsPath,
+    "kv-events": KvUrl,
 }
 _ENDED = frozenset({"Succeeded", "Failed"})
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from epp.apis.failure import AnswerFailure
     from epp.schedule.decision import Decision, Leg
     from epp.signals.datastore import Datastore
+    from epp.signals.engine_caches import SentPrefix
     from epp.signals.paths import ConnectionTiming
     from epp.types import RequestInfo, Signals, Snapshot
 
@@ -56,6 +57,7 @@ class SentLeg(Struct, frozen=True):
         cached_tokens: what was expected to be cached there.
         distance_tokens: what `PrefixIndex.insert` said of its prompt, NaN where nothing was inserted.
         state: of the endpoint.
+        prefix: what its events said of the prompt and what is credited, None where they say nothing.
     """
 
     slot: int
@@ -64,6 +66,7 @@ class SentLeg(Struct, frozen=True):
     cached_tokens: float
     distance_tokens: float
     state: Sent
+    prefix: SentPrefix | None = None
 
 
 @dataclass(slots=True)

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from epp.schedule.decision import Leg, Outcome
     from epp.schedule.filters import Candidates
     from epp.schedule.weights import WeightBook, Weights
+    from epp.signals.engine_caches import Fused
     from epp.signals.paths import ConnectionTiming
     from epp.types import Endpoint, Floats, RequestInfo, Slots, Snapshot
 
@@ -78,6 +79,7 @@ class Measured(Struct, frozen=True):
         seen: the signals of these.
         deepest: the last block of its prompt that was sent before, None where none was.
         parted: another prompt went on from there in a way of its own.
+        fused: what engines' events say of its prompt, None where they say nothing.
     """
 
     request: RequestInfo
@@ -85,6 +87,7 @@ class Measured(Struct, frozen=True):
     seen: Snapshot
     deepest: int | None
     parted: bool = False
+    fused: Fused | None = None
 
 
 def datastore_of(config: Config, index: PrefixIndex) -> Datastore:
@@ -218,15 +221,21 @@ class Scheduler:
         datastore, slots, models = self.datastore, found.slots, found.served_models
         match = datastore.prefixes.match(request)
         cached = None if match is None else match.cached_tokens(slots)
+        caches, fused = datastore.engine_caches, None
+        if caches is not None and cached is not None:
+            fused = caches.fuse(request, slots, cached, now_s)
+            cached = cached if fused is None else fused.tokens
         given = request if self.policy.chances_after_failures else replace(request, tried_models=())
         success = datastore.capability.success(given, models, len(slots))
         seen = datastore.snapshot(slots, cached, request.prompt_tokens, now_s, models=models, success=success)
+        if fused is not None:
+            seen = replace(seen, cached_sources=fused.sources)
         if self._extras is not None:
             seen = replace(seen, extra=self._extras.columns(request, datastore, seen, slots, now_s))
         depth = 0 if match is None else match.depth_blocks
         deepest = request.blocks[depth - 1] if depth else None
         parted = match is not None and match.parted
-        return Measured(self._completed(request, deepest, now_s, found), found, seen, deepest, parted)
+        return Measured(self._completed(request, deepest, now_s, found), found, seen, deepest, parted, fused)
 
     def schedule(self, measured: Measured, now_s: float, wall_s: float) -> Decision:
         """Price the candidates, and choose."""
@@ -288,10 +297,13 @@ class Scheduler:
         if request.prompt_tokens:
             datastore.first_tokens.observe(request.model, decision.ranking.least_first_token_ms)
         slots = measured.found.slots
-        legs = tuple(self._reserve(leg, decision, int(slots[leg.index]), now_s) for leg in decision.legs)
+        legs = tuple(
+            self._reserve(leg, decision, int(slots[leg.index]), measured.fused, now_s)
+            for leg in decision.legs
+        )
         self._in_flight[decision.id] = InFlight(legs, request, now_s)
 
-    def _reserve(self, leg: Leg, decision: Decision, slot: int, now_s: float) -> SentLeg:
+    def _reserve(self, leg: Leg, decision: Decision, slot: int, fused: Fused | None, now_s: float) -> SentLeg:
         datastore, request, prompt_tokens = self.datastore, decision.request, decision.request.prompt_tokens
         seen = decision.snapshot.at(leg.index)
         state = sent_of(leg, decision, seen, datastore.paths.started(slot, now_s))
@@ -307,8 +319,17 @@ class Scheduler:
             sequences=request.sequences,
         )
         distance_tokens = self._insert(slot, request) if prompt_tokens else math.nan
-        endpoint = decision.snapshot.endpoints[leg.index]
-        return SentLeg(slot, endpoint, leg.reservation, seen.cached_tokens, distance_tokens, state)
+        endpoint, caches, prefix = decision.snapshot.endpoints[leg.index], datastore.engine_caches, None
+        if caches is not None and fused is not None:
+            prefix = caches.sent(slot, request, fused, leg.index, now_s)
+        return SentLeg(slot, endpoint, leg.reservation, seen.cached_tokens, distance_tokens, state, prefix)
+
+    def _settle_prefixes(self, entry: InFlight, now_s: float) -> None:
+        """Let what was credited for a request end soon."""
+        caches = self.datastore.engine_caches
+        for leg in entry.legs:
+            if caches is not None and leg.prefix is not None:
+                caches.settle(leg.prefix, now_s)
 
     def _insert(self, slot: int, request: RequestInfo) -> float:
         """Insert a request's prompts; return what `PrefixIndex.insert` does of the first."""
@@ -386,6 +407,7 @@ class Scheduler:
         entry.first_token_s, entry.first_source = now_s, source
         for leg in entry.legs:
             self.datastore.ledger.first_token(leg.reservation, now_s)
+        self._settle_prefixes(entry, now_s)
         return True
 
     def response_started(self, decision_id: str, status: int, served: str = "") -> str:
@@ -480,7 +502,11 @@ class Scheduler:
             cached = with_cached(leg.slot, entry.request.api, usage, datastore).cached_tokens
             if cached is not None and not entry.confirmed and entry.request.tells_hits:
                 entry.confirmed = True
-                datastore.index.confirm(leg.slot, leg.cached_tokens, cached, leg.distance_tokens)
+                expected, caches = leg.cached_tokens, datastore.engine_caches
+                if caches is not None and leg.prefix is not None:
+                    caches.answered(leg.prefix, cached)
+                    expected = leg.prefix.estimated_tokens
+                datastore.index.confirm(leg.slot, expected, cached, leg.distance_tokens)
             if usage.completion_tokens is not None and entry.request.prompts == 1:
                 tokens = usage.completion_tokens // entry.request.choices
                 datastore.index.note_answer(leg.slot, entry.request, tokens)
@@ -520,6 +546,7 @@ class Scheduler:
             return None
         for leg in entry.legs:
             self.datastore.ledger.end(leg.reservation)
+        self._settle_prefixes(entry, now_s)
         outcome = outcome_of(decision_id, entry, cause, now_s)
         self._tell_end(outcome, now_s)
         slot = self.datastore.slot_of(outcome.where)
@@ -547,6 +574,9 @@ class Scheduler:
         found = [outcome_of(lease, entry, "expired", now_s) for lease, entry in gone if entry is not None]
         for outcome in found:
             self._tell_end(outcome, now_s)
+        for _, entry in gone:
+            if entry is not None:
+                self._settle_prefixes(entry, now_s)
         return found
 
     def _tell_end(self, outcome: Outcome, now_s: float) -> None:
