@@ -511,9 +511,7 @@ class App:
             tls = self._tls.context(listen.first_token_tls, "listen.first_token_tls")
             with located(source, "listen.first_token", listen.first_token):
                 first_token = self._first_tokens.listen(listen.first_token, tls)
-        if self._kv_events is not None:
-            with located(source, "kv_events.listen", self._config.kv_events.listen):
-                self._kv_events.start(asyncio.get_running_loop())
+        self._listen_to_engines()
         self.tasks.start("watch files", watch([*self._files, *self._tls.watched]))
         if self._relays is not None and self._relays.resolver.any_names:
             self.tasks.start("resolve relays", self._relays.resolver.run())
@@ -539,6 +537,11 @@ class App:
         self.tasks.start("heartbeats", self._health.heartbeats(self._beat))
         self.addresses = {"grpc": grpc, "http": http, "first_token": first_token, "health": health}
         log.info("ext_proc on %s, metrics on %s", grpc, http)
+
+    def _listen_to_engines(self) -> None:
+        if self._kv_events is not None:
+            with located(self._source, "kv_events.listen", self._config.kv_events.listen):
+                self._kv_events.start(asyncio.get_running_loop())
 
     def _live(self) -> Live:
         """Begin to keep what the live page shows."""

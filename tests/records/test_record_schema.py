@@ -92,7 +92,9 @@ def test_every_key_is_documented(tmp_path: Path) -> None:
     wait = QueueWait(1.8, "a:1", "its patience was over")
     told = replace(decision.snapshot, cached_sources=np.array([1, 2, 0], np.int8))
     decision = replace(decision, request=replace(decision.request, **forwarded), snapshot=told, wait=wait)
-    assert list(decision_of(through_json(decision)).snapshot.cached_sources) == [1, 2, 0]
+    read = decision_of(through_json(decision)).snapshot.cached_sources
+    assert read is not None
+    assert read.tolist() == [1, 2, 0]
     assert {
         name: getattr(decision_of(through_json(decision)).request, name) for name in forwarded
     } == forwarded
