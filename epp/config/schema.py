@@ -353,6 +353,7 @@ class Prefix(Section, frozen=True):
             (docs/cluster.md#change-the-secret).
         block_bytes: bytes of canonical prompt per block.
         capacity_tokens: size of an endpoint's KV cache until the engine reports it.
+        capacity_stated: it stays, whatever the engine reports.
         state_slots: recurrent states that an engine of a hybrid model keeps; 0 for other models.
         chunk_tokens: most tokens of one prefill of such an engine.
     """
@@ -361,6 +362,7 @@ class Prefix(Section, frozen=True):
     second_secret_file: str = ""
     block_bytes: Annotated[int, msgspec.Meta(ge=32, le=65536)] = 256
     capacity_tokens: PositiveInt = 500_000
+    capacity_stated: bool = False
     state_slots: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
     chunk_tokens: PositiveInt = 4096
 

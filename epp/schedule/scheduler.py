@@ -97,6 +97,7 @@ def datastore_of(config: Config, index: PrefixIndex) -> Datastore:
         stale_after_s=config.scrape.stale_after_s,
         probe_interval_s=config.probe.interval_s,
         eject_s=config.probe.eject_s,
+        capacity_stated=config.prefix.capacity_stated,
     )
 
 

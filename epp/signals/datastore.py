@@ -180,6 +180,7 @@ class Datastore:
         probe_interval_s: RTTs go stale after sixty seconds or ten of these, whichever is longer; 0 for no
             probes.
         eject_s: length of a first ejection.
+        capacity_stated: the index has its own capacity for every endpoint, whatever engines report.
     """
 
     def __init__(
@@ -189,7 +190,9 @@ class Datastore:
         stale_after_s: float = 10.0,
         probe_interval_s: float = 2.0,
         eject_s: float = 5.0,
+        capacity_stated: bool = False,
     ) -> None:
+        self._capacity_stated = capacity_stated
         self.index, self.prefixes = index, PrefixSources(index)
         self.ledger = LoadLedger()
         self.rtt = RttTable(max(60.0, 10.0 * probe_interval_s))
@@ -496,7 +499,8 @@ class Datastore:
         self._fresh_s[slot] = self._last_fresh_s = now_s
 
     def _size_index(self, slot: int, endpoint: Endpoint) -> None:
-        self.index.set_capacity(slot, endpoint.kv_capacity_tokens or self._learned_tokens.get(slot))
+        learned = None if self._capacity_stated else self._learned_tokens.get(slot)
+        self.index.set_capacity(slot, endpoint.kv_capacity_tokens or learned)
 
     def _names_of(self, slots: Slots) -> _Names:
         if slots is self._named[0]:
