@@ -32,6 +32,8 @@ MIN_BLOCK_TOKENS = 8
 MAX_CREDITS = 65_536
 #: Blocks of one replica that are stored more than once, as far as that is counted.
 _MAX_AGAIN = 65_536
+#: Parts of each table, so that none grows by a copy that takes long.
+_SHARDS = 64
 _PLACES = MAX_GROUPS * len(TIERS)
 _PLACES_MASK = (1 << _PLACES) - 1
 #: Why blocks were not taken: their parent is not known, there is no room, they are too small.
@@ -58,7 +60,7 @@ class _Replica:
     def __init__(self, bit: int) -> None:
         self.bit = bit
         self.step_tokens = 0
-        self.entries: dict[int, int] = {}  # key << _PLACES | a bit for each tier and group
+        self.entries = _table()  # name -> key << _PLACES | a bit for each tier and group
         self.again: dict[tuple[int, int], int] = {}  # (name, place) -> how often it is stored beyond once
         self.groups: dict[int, _Group] = {}
         self.credits: dict[int, Credit] = {}
@@ -100,8 +102,8 @@ class EngineBlocks:
         self, seed: int, max_blocks: int = 1_000_000, tier_prices: Sequence[float] = (1.0, 0.8, 0.5)
     ) -> None:
         self._seed, self._max_blocks, self._prices = seed & (1 << 64) - 1, max_blocks, tier_prices
-        self._layers: list[dict[int, int]] = [{} for _ in range(_PLACES)]  # key -> bits of replicas
-        self._credited: dict[int, int] = {}
+        self._layers = [_table() for _ in range(_PLACES)]  # key -> bits of replicas
+        self._credited = _table()
         self._replicas: dict[int, dict[int, _Replica]] = {}  # slot -> rank -> replica
         self._ranks: dict[int, int] = {}
         self._leaving: list[_Replica] = []
@@ -111,7 +113,7 @@ class EngineBlocks:
 
     def held(self, slot: int) -> int:
         """Count the blocks that a slot is said to hold."""
-        return sum(len(replica.entries) for replica in self._replicas.get(slot, {}).values())
+        return sum(sum(map(len, each.entries)) for each in self._replicas.get(slot, {}).values())
 
     def expect_ranks(self, slot: int, ranks: int) -> None:
         """State how many data-parallel ranks answer at a slot."""
@@ -155,15 +157,16 @@ class EngineBlocks:
         """Free up to so many blocks of what was forgotten; False when nothing is left."""
         while self._leaving:
             replica = self._leaving[-1]
-            while replica.entries and most > 0:
-                _, entry = replica.entries.popitem()
-                self._unmark(replica, entry >> _PLACES, entry & _PLACES_MASK)
-                self.blocks -= 1
-                most -= 1
+            for part in replica.entries:
+                while part and most > 0:
+                    _, entry = part.popitem()
+                    self._unmark(replica, entry >> _PLACES, entry & _PLACES_MASK)
+                    self.blocks -= 1
+                    most -= 1
             while replica.credits and most > 0:
                 self._uncredit(replica, next(iter(replica.credits)))
                 most -= 1
-            if replica.entries or replica.credits:
+            if any(replica.entries) or replica.credits:
                 return True
             self._bits &= ~replica.bit
             self._leaving.pop()
@@ -234,14 +237,16 @@ class EngineBlocks:
         (replica,) = replicas.values()
         layer, bit, credited = self._layers[0], replica.bit, replica.credits
         keys = [
-            key for key in chains.get(ChainKey(lora, replica.step_tokens), ()) if not layer.get(key, 0) & bit
+            key
+            for key in chains.get(ChainKey(lora, replica.step_tokens), ())
+            if not layer[key % _SHARDS].get(key, 0) & bit
         ]
         if not keys or len(credited) + len(keys) > MAX_CREDITS:
             return None
         credit = Credit(replica, keys)
         for key in keys:
             credited[key] = credit  # the last prompt that brings it
-            self._credited[key] = self._credited.get(key, 0) | bit
+            _mark(self._credited, key, bit)
         return credit
 
     def settle(self, credit: Credit) -> None:
@@ -273,7 +278,9 @@ class EngineBlocks:
             yield self._refuse("small", len(event.hashes))
             return
         if step_tokens != replica.step_tokens:
-            if replica.entries:  # a group of smaller blocks than any before: all is hashed in other steps
+            if any(
+                replica.entries
+            ):  # a group of smaller blocks than any before: all is hashed in other steps
                 self.clear(slot, rank)
                 replica = self._replica(slot, rank)
             replica.step_tokens = step_tokens
@@ -282,7 +289,7 @@ class EngineBlocks:
         replica.groups[event.group] = _Group(block_tokens, event.window_tokens)
         if event.parent is None:
             value = self._root(event.lora, event.salt)
-        elif (entry := replica.entries.get(event.parent)) is not None:
+        elif (entry := replica.entries[event.parent % _SHARDS].get(event.parent)) is not None:
             value = entry >> _PLACES
         else:
             yield self._refuse("unknown-parent", len(event.hashes))
@@ -315,7 +322,8 @@ class EngineBlocks:
 
     def _put(self, replica: _Replica, name: int, key: int, event: Stored) -> None:
         place = event.tier * MAX_GROUPS + event.group
-        entry = replica.entries.get(name)
+        part = replica.entries[name % _SHARDS]
+        entry = part.get(name)
         if entry is None:
             entry = key << _PLACES
             self.blocks += 1
@@ -326,16 +334,16 @@ class EngineBlocks:
             if len(replica.again) < _MAX_AGAIN:
                 replica.again[name, place] = replica.again.get((name, place), 0) + 1
             return
-        replica.entries[name] = entry | 1 << place
-        layer = self._layers[place]
-        layer[key] = layer.get(key, 0) | replica.bit
+        part[name] = entry | 1 << place
+        _mark(self._layers[place], key, replica.bit)
         if key in replica.credits:
             self._uncredit(replica, key)
 
     def _remove(self, replica: _Replica, event: Removed) -> Iterator[str]:
         place = event.tier * MAX_GROUPS + event.group
         for number, name in enumerate(event.hashes, 1):
-            entry = replica.entries.get(name, 0)
+            part = replica.entries[name % _SHARDS]
+            entry = part.get(name, 0)
             if repeats := replica.again.pop((name, place), 0) if replica.again else 0:
                 if repeats > 1:
                     replica.again[name, place] = repeats - 1
@@ -343,9 +351,9 @@ class EngineBlocks:
                 _clear(self._layers[place], entry >> _PLACES, replica.bit)
                 entry &= ~(1 << place)
                 if entry & _PLACES_MASK:
-                    replica.entries[name] = entry
+                    part[name] = entry
                 else:
-                    del replica.entries[name]
+                    del part[name]
                     self.blocks -= 1
             if not number % SLICE:
                 yield ""
@@ -363,18 +371,19 @@ class EngineBlocks:
 
     def _walk(self, chain: Sequence[int], alive: int, step_tokens: int, found: dict[int, float]) -> None:
         """Follow a prompt through simple replicas at once; adds tokens by bit."""
-        near, credited = self._layers[0].get, self._credited.get
+        near, credited = self._layers[0], self._credited
         lower = [
-            (self._layers[tier * MAX_GROUPS].get, (1.0 - self._prices[tier]) * step_tokens)
+            (self._layers[tier * MAX_GROUPS], (1.0 - self._prices[tier]) * step_tokens)
             for tier in range(1, len(TIERS))
-            if self._layers[tier * MAX_GROUPS]
+            if any(self._layers[tier * MAX_GROUPS])
         ]
         discount: dict[int, float] = {}
         position = 0
         for key in chain:
-            held = (near(key, 0) | credited(key, 0)) & alive
-            for get, price in lower:
-                for bit in _bits(get(key, 0) & alive & ~held):
+            part = key % _SHARDS
+            held = (near[part].get(key, 0) | credited[part].get(key, 0)) & alive
+            for layer, price in lower:
+                for bit in _bits(layer[part].get(key, 0) & alive & ~held):
                     discount[bit] = discount.get(bit, 0.0) + price
                     held |= bit
             if held != alive:
@@ -413,7 +422,7 @@ class EngineBlocks:
         layers = [self._layers[tier * MAX_GROUPS + group] for tier in range(len(TIERS))]
         bit, credited = replica.bit, replica.credits
         return [
-            key in credited or any(layer.get(key, 0) & bit for layer in layers)
+            key in credited or any(layer[key % _SHARDS].get(key, 0) & bit for layer in layers)
             for key in chain[size - 1 : most : size]
         ]
 
@@ -425,12 +434,22 @@ def chains_of(
     return {key: index.chain(key, tokens, salt) for key in index.chain_keys(loras)} if tokens else {}
 
 
-def _clear(layer: dict[int, int], key: int, bit: int) -> None:
-    left = layer.get(key, 0) & ~bit
+def _table() -> list[dict[int, int]]:
+    return [{} for _ in range(_SHARDS)]
+
+
+def _mark(layer: list[dict[int, int]], key: int, bit: int) -> None:
+    part = layer[key % _SHARDS]
+    part[key] = part.get(key, 0) | bit
+
+
+def _clear(layer: list[dict[int, int]], key: int, bit: int) -> None:
+    part = layer[key % _SHARDS]
+    left = part.get(key, 0) & ~bit
     if left:
-        layer[key] = left
+        part[key] = left
     else:
-        layer.pop(key, None)
+        part.pop(key, None)
 
 
 def _bits(mask: int) -> Iterator[int]:

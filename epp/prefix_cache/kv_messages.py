@@ -8,16 +8,20 @@ event is an array whose first field is its type, or a map with ``type``; newer v
 from __future__ import annotations
 
 from array import array
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
 from epp.errors import UnreadableError
 from epp.wire import read
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 #: Where a block lies: on the accelerator, in the host's memory, on a disk or further away.
 TIERS = ("gpu", "cpu", "disk")
-_TIER_OF = {"": 0, "gpu": 0, "cpu": 1, "cpu_pinned": 1}
+_TIER_OF = {None: 0, "": 0, "GPU": 0, "gpu": 0, "CPU": 1, "cpu": 1, "CPU_PINNED": 1}
 _FAR = 2
 #: Groups of a hybrid model that are told apart.
 MAX_GROUPS = 16
@@ -87,18 +91,6 @@ class Batch(msgspec.Struct, frozen=True):
     unread: int
 
 
-class _ListBatch(msgspec.Struct, array_like=True):
-    ts: float
-    events: list[msgspec.Raw]
-    data_parallel_rank: int | None = None
-
-
-class _MapBatch(msgspec.Struct):
-    ts: float
-    events: list[msgspec.Raw]
-    data_parallel_rank: int | None = None
-
-
 # The same fields twice: arrays come without names, maps with them.
 class _ListStored(msgspec.Struct, array_like=True, tag="BlockStored"):
     block_hashes: list[int | bytes]
@@ -138,9 +130,32 @@ class _MapCleared(_ListCleared, array_like=False, tag="AllBlocksCleared"):
     pass
 
 
-_LIST_BATCH, _MAP_BATCH = msgspec.msgpack.Decoder(_ListBatch), msgspec.msgpack.Decoder(_MapBatch)
-_LIST_EVENT = msgspec.msgpack.Decoder(_ListStored | _ListRemoved | _ListCleared)
-_MAP_EVENT = msgspec.msgpack.Decoder(_MapStored | _MapRemoved | _MapCleared)
+_Told = _ListStored | _ListRemoved | _ListCleared
+_MapTold = _MapStored | _MapRemoved | _MapCleared
+_Events = TypeVar("_Events")
+
+
+class _ListBatch(msgspec.Struct, Generic[_Events], array_like=True):
+    ts: float
+    events: _Events
+    data_parallel_rank: int | None = None
+
+
+class _MapBatch(msgspec.Struct, Generic[_Events]):
+    ts: float
+    events: _Events
+    data_parallel_rank: int | None = None
+
+
+# What vLLM sends now, what it and SGLang sent before; where one event is odd, each by itself.
+_LIST_BATCH = msgspec.msgpack.Decoder(_ListBatch[list[msgspec.Raw]])
+_MAP_BATCH = msgspec.msgpack.Decoder(_MapBatch[list[msgspec.Raw]])
+_USUAL_BATCHES: tuple[msgspec.msgpack.Decoder[_ListBatch[Any]], ...] = (
+    msgspec.msgpack.Decoder(_ListBatch[list[_MapTold]]),
+    msgspec.msgpack.Decoder(_ListBatch[list[_Told]]),
+)
+_LIST_EVENT = msgspec.msgpack.Decoder(_Told)
+_MAP_EVENT = msgspec.msgpack.Decoder(_MapTold)
 _ENCODE = msgspec.msgpack.Encoder().encode
 
 
@@ -150,38 +165,61 @@ def read_batch(data: bytes) -> Batch:
     Raises:
         UnreadableError: it is no batch; an event that is none is left out and counted in the batch.
     """
-    batch = read(_MAP_BATCH, data) if _is_map(data) else read(_LIST_BATCH, data)
+    at_wall_s, rank, found = _decode(data)
     events, unread = list[Event](), 0
-    for raw in batch.events:
+    for each in found:
         try:
-            event = _event(bytes(raw))
+            event = _event(_read_event(each) if isinstance(each, msgspec.Raw) else each)
         except UnreadableError:
             unread += 1
             continue
-        if event is not None:
+        last = events[-1] if events else None
+        if isinstance(event, Removed) and isinstance(last, Removed) and _alike(event, last):
+            last.hashes.extend(event.hashes)  # vLLM tells of each block by itself
+        elif event is not None:
             events.append(event)
-    return Batch(batch.ts, max(batch.data_parallel_rank or 0, 0), events, unread)
+    return Batch(at_wall_s, max(rank or 0, 0), events, unread)
+
+
+def _decode(data: bytes) -> tuple[float, int | None, Sequence[_Told | msgspec.Raw]]:
+    """Decode a batch at once where all its events are of the usual forms, else leave them for later."""
+    for decoder in _USUAL_BATCHES:
+        with suppress(UnreadableError):
+            usual = read(decoder, data)
+            return usual.ts, usual.data_parallel_rank, usual.events
+    batch = read(_MAP_BATCH, data) if _is_map(data) else read(_LIST_BATCH, data)
+    return batch.ts, batch.data_parallel_rank, batch.events
+
+
+def _alike(event: Removed, other: Removed) -> bool:
+    return event.tier == other.tier and event.group == other.group
 
 
 def _is_map(data: bytes) -> bool:
     return bool(data) and data[0] in _MAP_FIRST
 
 
-def _event(data: bytes) -> Event | None:
-    """Decode an event, None for what says nothing of prefixes.
+def _read_event(raw: msgspec.Raw) -> _Told:
+    data = bytes(raw)
+    return read(_MAP_EVENT, data) if _is_map(data) else read(_LIST_EVENT, data)
+
+
+def _event(told: _Told) -> Event | None:
+    """Reduce an event, None for what says nothing of prefixes.
 
     Raises:
-        UnreadableError: it is none.
+        UnreadableError: it cannot be.
     """
-    told = read(_MAP_EVENT, data) if _is_map(data) else read(_LIST_EVENT, data)
     if isinstance(told, _ListCleared):
         return Cleared()
     group = told.group_idx or 0
     if not 0 <= group < MAX_GROUPS:
         raise UnreadableError(f"group {group}")
-    far = (told.locality or "").upper() == "REMOTE"
-    tier = _FAR if far else _TIER_OF.get((told.medium or "").lower(), _FAR)
-    hashes = [_word(value) for value in told.block_hashes]
+    tier = _FAR if told.locality == "REMOTE" else _TIER_OF.get(told.medium, _FAR)
+    hashes = [
+        int.from_bytes(value[-8:]) if isinstance(value, bytes) else value & _WORD
+        for value in told.block_hashes  # of longer ones the last 64 bits, as llm-d takes
+    ]
     if isinstance(told, _ListRemoved):
         return Removed(hashes, tier, group)
     if told.kv_cache_spec_kind in _NO_PREFIX:
@@ -200,7 +238,9 @@ def _stored(told: _ListStored, hashes: list[int], tier: int, group: int) -> Stor
     lora = told.lora_name or ("" if told.lora_id is None else f"id {told.lora_id}")
     salt, extra = _extra(told.extra_keys, lora, first=told.parent_block_hash is None)
     window_tokens = 1 if told.kv_cache_spec_kind in _LAST_BLOCK else told.kv_cache_spec_sliding_window or 0
-    parent = None if told.parent_block_hash is None else _word(told.parent_block_hash)
+    parent = told.parent_block_hash
+    if parent is not None:
+        parent = int.from_bytes(parent[-8:]) if isinstance(parent, bytes) else parent & _WORD
     return Stored(
         hashes, parent, tokens, told.block_size, lora, salt, extra, tier, group, max(window_tokens, 0)
     )
@@ -218,8 +258,3 @@ def _extra(keys: list[Any] | None, lora: str, *, first: bool) -> tuple[str, tupl
             left = [key for key in left if key != salt]
         extra.append(_ENCODE(left) if left else b"")
     return salt.removeprefix("cache_salt:"), tuple(extra) if any(extra) else ()
-
-
-def _word(value: int | bytes) -> int:
-    """Return an engine's name for a block as 64 bits: of longer ones the last, as llm-d does."""
-    return int.from_bytes(value[-8:]) if isinstance(value, bytes) else value & _WORD
