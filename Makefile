@@ -114,7 +114,7 @@ manifests: setup helm ## write what the chart takes from the renderer, and deplo
 	$(BIN)/python -m deploy.k8s.chart_files
 	$(BIN)/python -m deploy.k8s.helm
 
-IMAGE_EXTRAS := cluster,envoy,kubernetes,otel,tls,tokenizers,zstd
+IMAGE_EXTRAS := cluster,envoy,kubernetes,kv-events,otel,tls,tokenizers,zstd
 image-constraints: ## pin the image's packages at their newest, into deploy/image/constraints.txt
 	rm -rf build/image && $(PYTHON) -m venv build/image
 	build/image/bin/pip install --quiet --only-binary :all: --no-binary nkeys --upgrade hatchling setuptools '.[$(IMAGE_EXTRAS)]' ./lab

@@ -32,7 +32,7 @@ _MAP_FIRST = frozenset({*range(0x80, 0x90), 0xDE, 0xDF})
 _WORD = (1 << 64) - 1
 
 
-class Stored(msgspec.Struct, frozen=True):
+class Stored(msgspec.Struct, frozen=True, gc=False):
     """Blocks that entered a cache, each behind the one before.
 
     Attributes:
@@ -60,7 +60,7 @@ class Stored(msgspec.Struct, frozen=True):
     window_tokens: int = 0
 
 
-class Removed(msgspec.Struct, frozen=True):
+class Removed(msgspec.Struct, frozen=True, gc=False):
     """Blocks that left a tier of a cache; fields as in `Stored`."""
 
     hashes: list[int]
@@ -92,7 +92,7 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 # The same fields twice: arrays come without names, maps with them.
-class _ListStored(msgspec.Struct, array_like=True, tag="BlockStored"):
+class _ListStored(msgspec.Struct, array_like=True, tag="BlockStored", gc=False):
     block_hashes: list[int | bytes]
     parent_block_hash: int | bytes | None
     token_ids: list[int]
@@ -107,7 +107,7 @@ class _ListStored(msgspec.Struct, array_like=True, tag="BlockStored"):
     locality: str | None = None
 
 
-class _ListRemoved(msgspec.Struct, array_like=True, tag="BlockRemoved"):
+class _ListRemoved(msgspec.Struct, array_like=True, tag="BlockRemoved", gc=False):
     block_hashes: list[int | bytes]
     medium: str | None = None
     group_idx: int | None = None
@@ -118,11 +118,11 @@ class _ListCleared(msgspec.Struct, array_like=True, tag="AllBlocksCleared"):
     pass
 
 
-class _MapStored(_ListStored, array_like=False, tag="BlockStored"):
+class _MapStored(_ListStored, array_like=False, tag="BlockStored", gc=False):
     pass
 
 
-class _MapRemoved(_ListRemoved, array_like=False, tag="BlockRemoved"):
+class _MapRemoved(_ListRemoved, array_like=False, tag="BlockRemoved", gc=False):
     pass
 
 
