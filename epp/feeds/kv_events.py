@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ from epp.prefix_cache.kv_messages import read_batch
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from epp.clock import Clock
     from epp.config.schema import KvEvents
@@ -79,12 +79,6 @@ class _Source:
 _News = tuple[str, int, "tuple[Batch, bool] | int | None"]
 
 
-@dataclass(slots=True)
-class _Wanted:
-    feeds: frozenset[Feed] = frozenset()
-    changed: Event = field(default_factory=Event)
-
-
 class KvReceiver:
     """The thread's part.
 
@@ -105,10 +99,10 @@ class KvReceiver:
         self.results = Counter[str]()
         self._context = zmq.Context()
         self._poller = zmq.Poller()
-        self._wanted, self._stop = _Wanted(), Event()
+        self._wanted: frozenset[Feed] = frozenset()
+        self._stop = Event()
         self._sources: dict[Feed, _Source] = {}
         self._by_socket: dict[zmq.Socket[bytes], _Source] = {}
-        self._central: zmq.Socket[bytes] | None = None
         self._by_name: dict[tuple[str, int], _Source] = {}
 
     def listen(self) -> None:
@@ -118,17 +112,16 @@ class KvReceiver:
             OSError: its address cannot be bound.
         """
         if self._settings.listen:
-            self._central = self._open()
+            central = self._open()
             try:
-                self._central.bind(self._settings.listen)
+                central.bind(self._settings.listen)
             except zmq.ZMQError as error:
                 raise OSError(error.errno, str(error)) from error
-            self._poller.register(self._central, zmq.POLLIN)
+            self._poller.register(central, zmq.POLLIN)
 
     def want(self, feeds: frozenset[Feed]) -> None:
         """Listen to these from soon on."""
-        self._wanted.feeds = feeds
-        self._wanted.changed.set()
+        self._wanted = feeds
 
     def stop(self) -> None:
         """End the thread."""
@@ -138,9 +131,8 @@ class KvReceiver:
         """Receive until stopped; ``wake`` is called when something waits in ``news``."""
         try:
             while not self._stop.is_set():
-                if self._wanted.changed.is_set():
-                    self._wanted.changed.clear()
-                    self._follow(self._wanted.feeds)
+                if self._wanted != self._sources.keys():
+                    self._follow(self._wanted)
                 for socket, _ in self._poller.poll(_POLL_MS):
                     self._receive(socket)
                 now_s = self._clock.mono_s()
@@ -175,8 +167,8 @@ class KvReceiver:
         for feed in self._sources.keys() - wanted:
             source = self._sources.pop(feed)
             self._by_name.pop((feed.address, feed.rank), None)
-            for socket in (source.socket, source.replay):
-                self._close(socket)
+            self._close(source.socket)
+            self._close(source.replay)
         for feed in wanted - self._sources.keys():
             source = _Source(feed, KvSequence(replays=bool(feed.replay_url)), None)
             self._sources[feed] = self._by_name[feed.address, feed.rank] = source
@@ -184,14 +176,15 @@ class KvReceiver:
                 source.socket = self._open()
                 self._connect(source, source.socket, feed.url)
 
-    def _connect(self, source: _Source, socket: zmq.Socket[bytes], url: str) -> None:
+    def _connect(self, source: _Source, socket: zmq.Socket[bytes], url: str) -> bool:
         try:
             socket.connect(url)
         except zmq.ZMQError as error:
             log.warning("kv_events: cannot connect to %s: %s", url, error)
-            return
+            return False
         self._by_socket[socket] = source
         self._poller.register(socket, zmq.POLLIN)
+        return True
 
     def _close(self, socket: zmq.Socket[bytes] | None) -> None:
         if socket is not None:
@@ -277,8 +270,8 @@ class KvReceiver:
         self._close(source.replay)
         source.replay = self._context.socket(zmq.DEALER)
         self._set(source.replay)
-        self._connect(source, source.replay, source.feed.replay_url)
-        source.replay.send_multipart([b"", number.to_bytes(_NUMBER_BYTES)], zmq.NOBLOCK)
+        if self._connect(source, source.replay, source.feed.replay_url):
+            source.replay.send_multipart([b"", number.to_bytes(_NUMBER_BYTES)], zmq.NOBLOCK)
 
 
 class KvEventFeed:
@@ -289,39 +282,27 @@ class KvEventFeed:
         datastore: the pool.
         caches: take what is told.
         clock: the time.
+
+    Attributes:
+        results: messages by one of `RESULTS`.
+        refused: blocks that were not taken, by reason.
     """
 
     def __init__(self, settings: KvEvents, datastore: Datastore, caches: EngineCaches, clock: Clock) -> None:
         self._settings, self._datastore, self._caches, self._clock = settings, datastore, caches, clock
         self._receiver = KvReceiver(settings, clock)
-        self._thread: Thread | None = None
+        self.results, self.refused = self._receiver.results, caches.index.refused
         self._loop: asyncio.AbstractEventLoop | None = None
         self._applying: Iterator[str] = iter(())
         datastore.on_pool["kv events"] = self.follow
 
-    @property
-    def results(self) -> Counter[str]:
-        """Messages by what became of them."""
-        return self._receiver.results
-
-    @property
-    def refused(self) -> Mapping[str, int]:
-        """Blocks that were not taken, by reason."""
-        return self._caches.index.refused
-
-    def held(self, slot: int) -> int:
-        """Count the blocks that a slot is said to hold."""
-        return self._caches.index.held(slot)
-
-    def endpoints(self) -> list[tuple[str, int]]:
-        """Address and slot of each endpoint that is listened to."""
-        heard = self._caches.problems(self._clock.mono_s())
-        return [(endpoint.address, slot) for slot, endpoint in self._datastore.members if slot in heard]
-
-    def problems(self) -> list[tuple[str, str]]:
-        """Say by address why events are not believed, ``""`` where they are."""
-        problems = self._caches.problems(self._clock.mono_s())
-        return [(address, problems[slot]) for address, slot in self.endpoints()]
+    def endpoints(self) -> list[tuple[str, str, int]]:
+        """List who is listened to: address, why its events are not believed, blocks that it holds."""
+        problems, held = self._caches.problems(self._clock.mono_s()), self._caches.index.held
+        return [
+            (self._datastore.address_of(slot) or "", problem, held(slot))
+            for slot, problem in problems.items()
+        ]
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin to listen.
@@ -331,8 +312,7 @@ class KvEventFeed:
         """
         self._loop = loop
         self._receiver.listen()
-        self._thread = Thread(target=self._receiver.run, args=(self._wake,), name="kv events", daemon=True)
-        self._thread.start()
+        Thread(target=self._receiver.run, args=(self._wake,), name="kv events", daemon=True).start()
         self.follow()
 
     def stop(self) -> None:

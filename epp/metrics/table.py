@@ -209,14 +209,14 @@ TABLE: tuple[Row, ...] = (
         "epp_kv_event_blocks",
         "endpoint",
         "Blocks that the engine says it holds, of all ranks.",
-        lambda feed: [((name,), float(feed.held(slot))) for name, slot in feed.endpoints()],
+        lambda feed: [((name,), float(held)) for name, _, held in feed.endpoints()],
     ),
     _of_events(
         "epp_kv_events_believed",
         "endpoint problem",
         "1 where the engine's events are believed, 0 where the estimate counts: unheard (none came yet), lost"
         " (of late), deaf (none came of prompts that were sent), wrong (answers show the estimate nearer).",
-        lambda feed: [((name, why), float(not why)) for name, why in feed.problems()],
+        lambda feed: [((name, why), float(not why)) for name, why, _ in feed.endpoints()],
     ),
     # Protocol and transport.
     gauge("llm_d_epp_extproc_streams_inflight", "", "ext_proc streams open now."),

@@ -172,30 +172,23 @@ class EngineBlocks:
             self._leaving.pop()
         return False
 
-    def chain_keys(self, loras: Mapping[int, str]) -> set[ChainKey]:
-        """Tell how a prompt is to be hashed.
+    def chains(self, loras: Mapping[int, str], tokens: bytes, salt: str) -> dict[ChainKey, list[int]]:
+        """Hash a prompt's whole steps, in every way that engines ask for; nothing can be read back from that.
 
         Args:
             loras: slot -> the adapter's name there, ``""`` for the base model.
-        """
-        return {
-            ChainKey(lora, replica.step_tokens)
-            for slot, lora in loras.items()
-            for replica in self._replicas.get(slot, {}).values()
-            if replica.step_tokens
-        }
-
-    def chain(self, key: ChainKey, tokens: bytes, salt: str) -> list[int]:
-        """Hash a prompt's whole steps.
-
-        Args:
-            key: how.
             tokens: token ids, 4 bytes each.
             salt: the client's, ``""`` for none.
         """
-        digest, step = xxhash.xxh3_64_intdigest, Struct(f"{4 * key.step_tokens}s")
-        value, whole = self._root(key.lora, salt), len(tokens) - len(tokens) % step.size
-        return [value := digest(part, value) for (part,) in step.iter_unpack(memoryview(tokens)[:whole])]
+        found, digest = dict[ChainKey, list[int]](), xxhash.xxh3_64_intdigest
+        for slot, lora in loras.items() if tokens else ():
+            for replica in self._replicas.get(slot, {}).values():
+                key = ChainKey(lora, replica.step_tokens)
+                if key.step_tokens and key not in found:
+                    step, value = Struct(f"{4 * key.step_tokens}s"), self._root(lora, salt)
+                    whole = memoryview(tokens)[: len(tokens) - len(tokens) % step.size]
+                    found[key] = [value := digest(part, value) for (part,) in step.iter_unpack(whole)]
+        return found
 
     def held_tokens(
         self, slots: Iterable[int], chains: Mapping[ChainKey, Sequence[int]], loras: Mapping[int, str]
@@ -425,13 +418,6 @@ class EngineBlocks:
             key in credited or any(layer[key % _SHARDS].get(key, 0) & bit for layer in layers)
             for key in chain[size - 1 : most : size]
         ]
-
-
-def chains_of(
-    index: EngineBlocks, loras: Mapping[int, str], tokens: bytes, salt: str
-) -> dict[ChainKey, list[int]]:
-    """Hash a prompt in every way that engines ask for; nothing of it can be read back from that."""
-    return {key: index.chain(key, tokens, salt) for key in index.chain_keys(loras)} if tokens else {}
 
 
 def _table() -> list[dict[int, int]]:

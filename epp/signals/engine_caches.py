@@ -12,15 +12,14 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from epp.prefix_cache.engine_blocks import chains_of
 from epp.types import CACHED_SOURCES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -40,7 +39,7 @@ _ONE_RESTART_S = 60.0
 _ESTIMATE, _EVENTS, _BOTH = map(CACHED_SOURCES.index, ("estimate", "events", "both"))
 
 
-class Fused:
+class Fused(NamedTuple):
     """What is known of a prompt by candidate.
 
     Attributes:
@@ -50,10 +49,10 @@ class Fused:
         sources: what counts, as indices of `epp.types.CACHED_SOURCES`.
     """
 
-    __slots__ = ("estimated", "sources", "tokens", "told")
-
-    def __init__(self, tokens: Floats, estimated: Floats, told: Floats, sources: NDArray[np.int8]) -> None:
-        self.tokens, self.estimated, self.told, self.sources = tokens, estimated, told, sources
+    tokens: Floats
+    estimated: Floats
+    told: Floats
+    sources: NDArray[np.int8]
 
 
 @dataclass(slots=True)
@@ -169,9 +168,9 @@ class EngineCaches:
 
     def hashed(self, model: str, tokens: bytes, salt: str) -> Mapping[ChainKey, Sequence[int]]:
         """Hash a prompt's token ids (4 bytes each) as its engines' blocks are."""
-        return chains_of(self.index, self._loras(self._trust, model), tokens, salt)
+        return self.index.chains(self._loras(self._trust, model), tokens, salt)
 
-    def _loras(self, slots: Sequence[int] | Mapping[int, object], model: str) -> dict[int, str]:
+    def _loras(self, slots: Iterable[int], model: str) -> dict[int, str]:
         return {slot: self._adapter_of(slot, model) for slot in slots}
 
     def fuse(self, request: RequestInfo, slots: Slots, estimated: Floats, now_s: float) -> Fused | None:

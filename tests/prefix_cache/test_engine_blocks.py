@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.prefix_cache.engine_blocks import SLICE, EngineBlocks, chains_of
+from epp.prefix_cache.engine_blocks import SLICE, EngineBlocks
 from epp.prefix_cache.kv_messages import Cleared, Removed, Stored
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def held(
     index: EngineBlocks, ids: Sequence[int] = IDS, *, slot: int = 0, lora: str = "", salt: str = ""
 ) -> float | None:
     loras = {slot: lora}
-    return index.held_tokens([slot], chains_of(index, loras, tokens_of(ids), salt), loras).get(slot)
+    return index.held_tokens([slot], index.chains(loras, tokens_of(ids), salt), loras).get(slot)
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def test_ranks_behind_one_address_count_by_their_mean(index: EngineBlocks) -> No
 
 def test_a_prompt_that_was_sent_is_credited_until_it_is_settled(index: EngineBlocks) -> None:
     apply(index, stored(0, 2))
-    credit = index.credit(0, chains_of(index, {0: ""}, tokens_of(IDS), ""), "")
+    credit = index.credit(0, index.chains({0: ""}, tokens_of(IDS), ""), "")
     assert credit is not None
     assert held(index) == 160
     apply(index, stored(2, 5))
@@ -175,7 +175,7 @@ def test_a_prompt_that_was_sent_is_credited_until_it_is_settled(index: EngineBlo
 
 def test_of_two_prompts_that_bring_a_block_the_later_one_keeps_it_credited(index: EngineBlocks) -> None:
     apply(index, stored(0, 1))
-    chains = chains_of(index, {0: ""}, tokens_of(IDS), "")
+    chains = index.chains({0: ""}, tokens_of(IDS), "")
     first, second = index.credit(0, chains, ""), index.credit(0, chains, "")
     assert first is not None
     assert second is not None
