@@ -105,6 +105,7 @@ class Endpoint:
         labels: free labels, for filters and people.
         base_path: what stands before its paths, ``""`` for nothing.
         kv_events: where its engine tells of its KV cache, ``""`` for where the configuration says.
+        kv_replay: where it tells again, likewise.
     """
 
     address: str
@@ -122,6 +123,7 @@ class Endpoint:
     labels: Mapping[str, str] = field(default_factory=dict)
     base_path: str = ""
     kv_events: str = ""
+    kv_replay: str = ""
 
     def served_name(self, model: str) -> str:
         """Return what its engine calls a public model."""

@@ -47,6 +47,7 @@ class EndpointSpec(Section, frozen=True, omit_defaults=True):
         labels: free labels.
         kv_events: where its engine publishes what its KV cache holds, such as ``tcp://10.0.0.1:5557``; goes
             before ``address`` in ``kv_events``.
+        kv_replay: where it sends that again; goes before ``replay_address``.
         port: see ``address``.
         name: for people.
         namespace: for people.
@@ -70,6 +71,7 @@ class EndpointSpec(Section, frozen=True, omit_defaults=True):
     uid: str = ""
     labels: dict[str, str] = {}
     kv_events: KvUrl = ""
+    kv_replay: KvUrl = ""
     port: int | str = ""
     name: str = ""
     namespace: str = ""
@@ -99,6 +101,7 @@ class EndpointSpec(Section, frozen=True, omit_defaults=True):
             uid=self.uid,
             labels=self.labels,
             kv_events=self.kv_events,
+            kv_replay=self.kv_replay,
         )
 
 

@@ -327,11 +327,12 @@ class KvEventFeed:
                 continue
             host, _ = split_address(endpoint.address)
             url = endpoint.kv_events or self._settings.address
+            replay = endpoint.kv_replay or self._settings.replay_address
             if not (url or self._settings.listen):
                 continue
             self._caches.listen(slot, self._settings.ranks)
             for rank in range(self._settings.ranks):
-                urls = (_of_rank(text, host, rank) for text in (url, self._settings.replay_address))
+                urls = (_of_rank(text, host, rank) for text in (url, replay))
                 feeds.add(Feed(endpoint.address, rank, *urls))
         self._receiver.want(frozenset(feeds))
 

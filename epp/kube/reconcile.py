@@ -55,6 +55,7 @@ _FIELDS: Mapping[str, Any] = {
     "server-name": str,
     "metrics-path": MetricsPath,
     "kv-events": KvUrl,
+    "kv-replay": KvUrl,
 }
 _ENDED = frozenset({"Succeeded", "Failed"})
 

@@ -67,10 +67,14 @@ class Started:
 
 
 class VllmServing(Serving):
-    """Picker and Envoy before engines that run; ``kv_events`` by address."""
+    """Picker and Envoy before engines that run; ``publishers`` are the addresses of events and replay, by engine."""
 
     def __init__(
-        self, folder: Path, *engines: Vllm, publishers: Mapping[str, str] | None = None, **config: Any
+        self,
+        folder: Path,
+        *engines: Vllm,
+        publishers: Mapping[str, tuple[str, str]] | None = None,
+        **config: Any,
     ) -> None:
         self._publishers = publishers or {}
         config = {"tokens": {"budget_ms": 5000.0}, **config}
@@ -83,9 +87,11 @@ class VllmServing(Serving):
                 address=spec.address,
                 models=[MODEL],
                 adapters=[ADAPTER],
-                kv_events=self._publishers.get(spec.address, ""),
+                kv_events=events,
+                kv_replay=replay,
             )
             for spec in super().specs()
+            for events, replay in [self._publishers.get(spec.address, ("", ""))]
         ]
 
     async def __aenter__(self) -> Self:
@@ -155,7 +161,8 @@ async def test_embeddings_are_counted_and_cached(engines: Engines, tmp_path: Pat
 
 
 async def test_an_engine_that_dies_comes_back_empty_and_evicts(engines: Engines, tmp_path: Path) -> None:
-    dying, least = engines.pair[0], {"policy": {"name": "least-request"}}
+    dying = engines.pair[0]
+    least: dict[str, Any] = {"policy": {"name": "least-request"}}
     small = engines.make(int(dying.address.rpartition(":")[2]), *FEW_BLOCKS)
     (tmp_path / "kill").mkdir()
     async with AsyncExitStack() as stack:

@@ -36,12 +36,13 @@ async def test_events_tell_what_a_small_cache_holds(tmp_path: Path) -> None:
     flags = [
         (*FEW_BLOCKS, "--kv-events-config", json.dumps({
             "enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{publishes}",
+            "replay_endpoint": f"tcp://*:{publishes + 1}",
         }))
         for _, publishes in ports
     ]  # fmt: skip
     pair = [engines.make(port, *more) for (port, _), more in zip(ports, flags, strict=True)]
     publishers = {
-        engine.address: f"tcp://127.0.0.1:{publishes}"
+        engine.address: (f"tcp://127.0.0.1:{publishes}", f"tcp://127.0.0.1:{publishes + 1}")
         for engine, (_, publishes) in zip(pair, ports, strict=True)
     }
     found: dict[bool, list[Seen]] = {}
@@ -50,8 +51,8 @@ async def test_events_tell_what_a_small_cache_holds(tmp_path: Path) -> None:
         for events in (False, True):
             folder = tmp_path / f"events-{events}"
             folder.mkdir()
-            config = {"kv_events": {"enabled": events}}
-            async with VllmServing(folder, *pair, publishers=publishers, **config) as serving:
+            kv_events = {"enabled": events}
+            async with VllmServing(folder, *pair, publishers=publishers, kv_events=kv_events) as serving:
                 found[events] = await _with_pressure(serving, pair, f"{events} events, ")
     for events, requests in found.items():
         print_hits(f"a small cache, events {'on' if events else 'off'}", requests)
@@ -60,8 +61,8 @@ async def test_events_tell_what_a_small_cache_holds(tmp_path: Path) -> None:
 
 async def _with_pressure(serving: VllmServing, pair: Sequence[Vllm], salt: str) -> list[Seen]:
     """Ask what overflows the caches twice; one of three requests goes straight to an engine."""
-    random, prompts = Random(0), [f"{salt}{number} of sixty. " * 110 for number in range(60)]
-    asked = [*prompts, *random.choices(prompts, [1 / rank for rank in range(1, 61)], k=120)]
+    random, prompts = Random(0), [f"{salt}{number} of forty. " * 110 for number in range(40)]
+    asked = [*prompts, *random.choices(prompts, [1 / rank for rank in range(1, 41)], k=80)]
     ours = 0
     async with aiohttp.ClientSession() as session:
         for text in asked:
