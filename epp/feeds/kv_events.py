@@ -202,12 +202,13 @@ class KvReceiver:
             except zmq.Again:
                 return
             source = self._by_socket.get(socket)
-            if len(frames) != 3 or len(frames[1]) != _NUMBER_BYTES:  # topic, number, batch
+            # Topic, number, batch; of a replay an empty frame before them, or in the topic's place.
+            if len(frames) not in (3, 4) or len(frames[-2]) != _NUMBER_BYTES:
                 self.results["unreadable"] += 1
             elif source is not None and socket is source.replay:
-                self._take_replayed(source, frames[1], frames[2])
+                self._take_replayed(source, *frames[-2:])
             else:
-                self._take(source, *frames)
+                self._take(source, frames[0], *frames[-2:])
 
     def _take(self, source: _Source | None, topic: bytes, number: bytes, data: bytes) -> None:
         if source is None:  # at the central socket: kv@ADDRESS@MODEL

@@ -59,13 +59,13 @@ class Engine:
             self.socket.send_multipart([self._topic, self.number.to_bytes(8), data])
         self.number += 1
 
-    async def answer_replay(self) -> int:
+    async def answer_replay(self, *topic: bytes) -> int:
         await until(lambda: bool(self._router.poll(0)))
         who, _, first = self._router.recv_multipart()
         start = int.from_bytes(first)
         for number in range(start, len(self._sent)):
-            self._router.send_multipart([who, b"", number.to_bytes(8), self._sent[number]])
-        self._router.send_multipart([who, b"", (2**64 - 1).to_bytes(8), b""])
+            self._router.send_multipart([who, b"", *topic, number.to_bytes(8), self._sent[number]])
+        self._router.send_multipart([who, b"", *topic, (2**64 - 1).to_bytes(8), b""])
         return start
 
     def close(self) -> None:
@@ -144,7 +144,8 @@ async def test_what_is_no_message_is_counted(engine: Engine, bench: Bench) -> No
     await until(lambda: bench.feed.results["unreadable"] == 2)
 
 
-async def test_a_gap_is_filled_by_a_replay(engine: Engine) -> None:
+@pytest.mark.parametrize("topic", [(), (b"kv@e@m",)], ids=["before vLLM 0.32", "since"])
+async def test_a_gap_is_filled_by_a_replay(engine: Engine, topic: tuple[bytes, ...]) -> None:
     replay = f"tcp://{{host}}:{engine.replay_port}"
     bench = Bench(KvEvents(enabled=True, address=f"tcp://{{host}}:{engine.port}", replay_address=replay))
     try:
@@ -152,7 +153,7 @@ async def test_a_gap_is_filled_by_a_replay(engine: Engine) -> None:
         engine.publish(stored(0, 1))
         engine.publish(stored(1, 2), lost=True)
         engine.publish(stored(2, 3))
-        assert await engine.answer_replay() == 1
+        assert await engine.answer_replay(*topic) == 1
         await until(lambda: bench.cached() == 48)
         assert bench.feed.results["lost"] == 0
     finally:
