@@ -7,7 +7,7 @@ sockets and sequences. Needs pyzmq, which nothing imports where no events are re
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass
 from threading import Event, Thread
 from typing import TYPE_CHECKING
@@ -96,7 +96,7 @@ class KvReceiver:
         self._settings, self._clock = settings, clock
         self.news: deque[_News] = deque()
         self.woken = False
-        self.results = Counter[str]()
+        self.results = dict.fromkeys(RESULTS, 0)
         self._context = zmq.Context()
         self._poller = zmq.Poller()
         self._wanted: frozenset[Feed] = frozenset()

@@ -207,8 +207,10 @@ class EngineBlocks:
         for slot in slots:
             for replica in self._replicas.get(slot, {}).values():
                 key = ChainKey(loras.get(slot, ""), replica.step_tokens)
+                if key not in chains:
+                    continue  # it was hashed before the first event came
                 asked.append((slot, replica, key))
-                if replica.simple and key in chains:
+                if replica.simple:
                     walks[key] = walks.get(key, 0) | replica.bit
         for key, mask in walks.items():
             self._walk(chains[key], mask, key.step_tokens, by_bit)
@@ -216,7 +218,7 @@ class EngineBlocks:
             if replica.simple:
                 tokens = by_bit.get(replica.bit, 0.0)
             else:
-                tokens = self._walk_groups(replica, chains.get(key, ()))
+                tokens = self._walk_groups(replica, chains[key])
             found[slot] = found.get(slot, 0.0) + tokens
         for slot in found:
             found[slot] /= max(self._ranks.get(slot, 1), len(self._replicas[slot]))

@@ -66,6 +66,12 @@ def test_a_slot_of_which_nothing_was_told_is_left_out(index: EngineBlocks) -> No
     assert held(index, slot=1) is None
 
 
+def test_a_prompt_that_was_hashed_before_the_first_event_is_not_looked_up(index: EngineBlocks) -> None:
+    early = index.chains({0: ""}, tokens_of(IDS), "")
+    apply(index, stored(0, 4))
+    assert index.held_tokens([0], early, {0: ""}) == {}
+
+
 def test_what_is_removed_ends_the_prefix_there_and_is_found_again_once_stored(index: EngineBlocks) -> None:
     apply(index, stored(0, 6), Removed([3]))
     assert held(index) == 32
