@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from epp.apis.usage import Usage
+from epp.console.explain import explained
 from epp.prefix_cache.engine_blocks import EngineBlocks
 from epp.prefix_cache.kv_messages import Removed, Stored
 from epp.schedule.decision import to_record
@@ -53,14 +54,16 @@ def conversation(scheduler: Scheduler) -> RequestInfo:
     return replace(asked(prompt=prompt_of(1)), engine_blocks=blocks)
 
 
-def test_a_prompt_that_came_past_the_picker_is_found_and_the_record_says_by_what(
+def test_a_prompt_that_came_past_the_picker_is_found_and_records_and_explain_say_by_what(
     scheduler: Scheduler,
 ) -> None:
     tell(scheduler, Stored(NAMES, None, IDS, 64), 1)
     decision = scheduler.decide(conversation(scheduler), 1.0, 1.0)
     assert decision.endpoint == "b:1"
     assert decision.snapshot.cached_tokens.tolist() == [0, 40 * 64]
-    assert to_record(decision)["cached_sources"] == {"events": [0, 1]}
+    record = to_record(decision)
+    assert record["cached_sources"] == {"events": [0, 1]}
+    assert ["cached by", "events", "events"] in explained(record)["rows"]
 
 
 def test_what_the_engine_evicted_is_not_expected_however_lately_it_was_sent(scheduler: Scheduler) -> None:
