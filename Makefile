@@ -7,7 +7,7 @@ KUBE := build/kube
 KUBE_VERSION := k8s.io/component-base/version
 
 .DEFAULT_GOAL := help
-.PHONY: help setup measures measures-slow demo demo-overload demo-regions test test-random test-envoy-oldest test-k8s test-k8s-real test-gateway test-chart test-image release test-vllm test-clients cases attacks audit h2spec peers helm manifests image-constraints fuzz lint screenshots protos envoy-config docs bench bench-ui bench-long bench-policies bench-tuner bench-lodestar bench-laar bench-wan demo-pickers clean bench-vllm
+.PHONY: help setup measures measures-slow demo demo-overload demo-agents demo-regions test test-random test-envoy-oldest test-k8s test-k8s-real test-gateway test-chart test-image release test-vllm test-clients attacks audit h2spec peers helm manifests image-constraints fuzz lint screenshots protos envoy-config docs bench bench-ui bench-long bench-policies bench-tuner bench-lodestar bench-laar bench-wan demo-pickers clean bench-vllm bench-agents
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -38,7 +38,7 @@ $(VENV)/envoy-$(ENVOY_OLDEST): setup
 
 # What depends on Envoy's version: its variants and faults, protocol and picks, every body mode, full duplex. All that
 # needs an Envoy: make test-envoy-oldest OLDEST_TESTS="tests/envoy tests/e2e tests/observe tests/llmd tests/kube"
-OLDEST_TESTS := tests/envoy/test_variants.py tests/envoy/test_faults.py tests/e2e/test_requests.py \
+OLDEST_TESTS := tests/envoy/test_variants.py tests/envoy/test_faults.py \
 	tests/e2e/test_protocol_modes.py tests/e2e/test_full_duplex.py tests/e2e/test_wrong_model.py tests/e2e/test_refusals.py \
 	tests/observe/test_first_token_ways.py tests/llmd/test_protocol.py tests/llmd/test_serve.py
 test-envoy-oldest: $(VENV)/envoy-$(ENVOY_OLDEST) ## what depends on Envoy's version, on the oldest one that there is a wheel of
@@ -48,8 +48,8 @@ bench-vllm: setup ## policies on two real vLLM replicas beside their simulation,
 	installed=$$(timeout 1800 tests/engines/install_vllm.sh) && \
 	  EPP_VLLM=$$installed $(BIN)/python -m tests.engines.calibrate build/vllm
 
-cases: setup ## engines that say one thing and mean another, through a real Envoy, each figure beside the one before (3 minutes)
-	$(BIN)/python -m tests.cases
+bench-agents: setup ## two llama.cpp servers that keep half of eight agents' contexts, turns held in the picker and not (5 minutes)
+	rm -rf build/agents && $(BIN)/python -m tests.engines.agents build/agents
 
 attacks: setup ## floods against the picker's port, peers that behave beside them (5 minutes; ATTACKS="--tls", see --help)
 	$(BIN)/python -m tests.attacks $(ATTACKS)
@@ -152,6 +152,9 @@ demo: setup ## faulty replicas behind Envoy with the picker and behind a plain o
 
 demo-overload: setup ## more than replicas can serve, with requests that wait in the picker and without (2 minutes)
 	$(BIN)/epp demo --overload
+
+demo-agents: setup ## agents whose contexts outgrow small KV caches, their turns held in the picker and not (4 minutes)
+	$(BIN)/epp demo --agents
 
 demo-regions: setup ## three regions that hand each other requests, over links of up to 211 ms (root; 8 minutes)
 	$(BIN)/python -m epp_lab.demo.regions $(REGIONS)

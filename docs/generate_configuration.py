@@ -84,9 +84,16 @@ def rows(kind: type, prefix: str, listed: dict[type, str]) -> Iterator[str]:
     if not isinstance(info, StructType):
         raise TypeError(f"{kind} is not a section")
     meanings: dict[str, str] = {}
+    told = {base: key for known, key in listed.items() if known is not kind for base in known.__mro__[1:]}
+    left_out: set[str] = set()
     for base in reversed(kind.__mro__):
-        meanings |= attributes(base.__doc__ or "")
+        meanings |= (own := attributes(base.__doc__ or ""))
+        if own and base in told:
+            left_out |= own.keys()
+            yield f"| `{prefix}{next(iter(own))}` to `{list(own)[-1]}` | | | as in `{told[base]}`. |\n"
     for field in info.fields:
+        if field.encode_name in left_out:
+            continue
         key = f"{prefix}{field.encode_name}"
         inner, suffix = section_of(field.type)
         if inner is not None:

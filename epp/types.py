@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence  # noqa: TC003  # msgspec reads annotations at run time
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from msgspec import Struct
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     Flags = NDArray[np.bool_]
     Slots = NDArray[np.intp]
+    # Places in columns.
+    Rows = NDArray[np.intp]
 
 #: How much of a prompt `RequestInfo.prefix_key` covers; as in the routers that hash prefixes (GORGO, SGLang).
 PREFIX_KEY_TOKENS = 256
@@ -80,6 +83,39 @@ class SuccessRates(NamedTuple):
 #: Engine class of an endpoint that stands for the engines of a peer region.
 PEER_CLASS = "peer region"
 
+
+class Role(StrEnum):
+    """What an endpoint does of a request."""
+
+    WHOLE = "whole"  # prefill and decode, and what there is to encode
+    ENCODE = "encode"  # of images, recordings and videos
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+#: Roles of those who do a part for the endpoint that answers, in the order in which they do it.
+HELPERS = (Role.ENCODE, Role.PREFILL)
+#: Those that prefill.
+PREFILLING = frozenset({Role.WHOLE, Role.PREFILL})
+
+
+def answers(roles: frozenset[Role]) -> bool:
+    """Tell whether an endpoint of these roles may answer a request."""
+    return not roles or not roles.isdisjoint((Role.DECODE, Role.WHOLE))
+
+
+#: Columns of `Snapshot.extra`, with `Snapshot.workers`: time of a prompt's token on an endpoint's link, and
+#: of all that is on it.
+TOKEN_MS, BACKLOG_MS = "link_ms_per_token", "link_backlog_ms"
+#: Another one: 1 where the endpoint's engine can prefill.
+PREFILLS = "prefills"
+
+#: Of Llama 3.1 8B in bf16: two of 8 heads of 128 numbers in each of 32 layers. And a usual link's speed.
+KV_BYTES_PER_TOKEN, LINK_GBPS = 131_072.0, 100.0
+
+#: Label of an endpoint's revision: KV caches of different ones do not fit each other. Source [E].
+REVISION_LABEL = "disaggregatedset.x-k8s.io/revision"
+
 #: No network takes this long: stated it is a mistake, measured a fault of clock or prober.
 MAX_RTT_MS = 60_000.0
 
@@ -104,6 +140,8 @@ class Endpoint:
         uid: identity beyond the address when the source has one (pod UID), else ``""``.
         labels: free labels, for filters and people.
         base_path: what stands before its paths, ``""`` for nothing.
+        roles: the parts of requests that it is there for; empty for whole requests.
+        prefills: its engine can; SGLang's that decode cannot.
     """
 
     address: str
@@ -120,6 +158,13 @@ class Endpoint:
     uid: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     base_path: str = ""
+    roles: frozenset[Role] = frozenset()
+    prefills: bool = True
+
+    @property
+    def revision(self) -> str:
+        """Name the revision that it is of, ``""`` where none is told."""
+        return self.labels.get(REVISION_LABEL, "")
 
     def served_name(self, model: str) -> str:
         """Return what its engine calls a public model."""
@@ -236,9 +281,11 @@ class RequestInfo(Struct, frozen=True):
         previous_response: key of the stored response that it is about, 0 for none
             (`epp.signals.stored_responses`).
         stores: the engine is to store its response.
+        last_turn: the client says that it is the last one of `session`.
         origin_region: region whose picker forwarded the request first, ``""`` for a client's own.
         origin_decision: that picker's decision.
         came_s: when it came first, of one that comes back because an engine refused it; 0 for any other.
+        media: keyed names of its images, recordings and videos, in order, one for the same content.
     """
 
     decision_id: str = ""
@@ -281,9 +328,11 @@ class RequestInfo(Struct, frozen=True):
     headers: Mapping[str, str] = {}
     previous_response: int = 0
     stores: bool = False
+    last_turn: bool = False
     origin_region: str = ""
     origin_decision: str = ""
     came_s: float = 0.0
+    media: tuple[str, ...] = ()
 
     @property
     def tells_hits(self) -> bool:
@@ -399,6 +448,9 @@ class Snapshot(Struct, frozen=True):
             recorded.
         models: what the engine of each calls the model; empty when all use its public name.
         extra: further columns, by name, which the policy requires (`epp.policies.base.Column`).
+        revisions: revision of each, with `workers` alone.
+        workers: who may prefill or encode for these, by role; some may be candidates, too. Empty where
+            endpoints have no roles, and for policies that choose no pairs.
     """
 
     endpoints: tuple[str, ...]
@@ -409,6 +461,8 @@ class Snapshot(Struct, frozen=True):
     rtt_sources: NDArray[np.int8] | None = None
     models: tuple[str, ...] = ()
     extra: Mapping[str, Floats] = {}
+    revisions: tuple[str, ...] = ()
+    workers: Mapping[Role, Snapshot] = {}
 
     rtt_ms = _Column()
     cached_tokens = _Column()
@@ -455,8 +509,11 @@ class Ranking(Struct, frozen=True):
             policy lists as additive sum to ``costs``.
         least_first_token_ms: the least time to first token that the request has to expect of any of them, 0
             of a policy that predicts none.
+        partners: who does a part for each endpoint, were it chosen: by role, rows of `Snapshot.workers`,
+            ``[endpoints, workers at most]``, -1 for nobody: then the endpoint does it itself.
     """
 
     costs: Floats
     terms: Mapping[str, Floats]
     least_first_token_ms: float = 0.0
+    partners: Mapping[Role, Rows] = {}

@@ -165,6 +165,7 @@ class Body(msgspec.Struct, kw_only=True):
             optional=framed.optional,
             previous_response=previous if isinstance(previous, str) else "",
             stores=cls.stored and asked.store is not False,
+            media=tuple(framed.media),
         )
 
     def frame(self, framed: PromptFrames) -> int | None:

@@ -213,6 +213,8 @@ def rates_for(model: str, usual: Rates) -> Rates:
 
 
 _PLAIN_RENDERING = Rendering()
+#: Kinds of parts that an encoder reads.
+_ENCODED = ("image", "audio", "video")
 
 
 class PromptFrames(Frames):
@@ -228,6 +230,7 @@ class PromptFrames(Frames):
         rendering: as given.
         arguments: what the client gives the model's chat template beside the chat.
         is_past: a user speaks behind what is framed now.
+        media: names of the images, recordings and videos.
         optional: bytes of the parts that engines may leave out, by kind, whether they are framed or not.
     """
 
@@ -237,6 +240,7 @@ class PromptFrames(Frames):
         "_rates",
         "arguments",
         "is_past",
+        "media",
         "model",
         "optional",
         "rendering",
@@ -247,7 +251,7 @@ class PromptFrames(Frames):
     ) -> None:
         super().__init__()
         self.model, self._rates, self.rendering = model, rates_for(model, usual), rendering
-        self.is_past, self.optional = False, dict[str, int]()
+        self.is_past, self.optional, self.media = False, dict[str, int](), list[str]()
         self._described, self._left = 0, MAX_REQUEST_TOKENS
         self.arguments: TemplateArguments = ()
 
@@ -336,7 +340,10 @@ class PromptFrames(Frames):
                 part, payload = named, ""
         tokens = min(_tokens(kind, payload, part, self._rates), MAX_PART_TOKENS, max(self._left, 0))
         self._left -= tokens
-        return _identity(kind, part, payload), tokens
+        identity = _identity(kind, part, payload)
+        if any(encoded in kind for encoded in _ENCODED):
+            self.media.append(identity.decode())
+        return identity, tokens
 
 
 def _name(tool: object) -> object:

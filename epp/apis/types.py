@@ -51,6 +51,7 @@ class ParsedRequest(Struct, frozen=True):
             client names none; else None.
         previous_response: id of the stored response that it goes on from, ``""`` for none.
         stores: the engine is to store its response.
+        media: names of its images, recordings and videos, in order.
     """
 
     api: str
@@ -75,6 +76,7 @@ class ParsedRequest(Struct, frozen=True):
     rewritten_from: str | None = None
     previous_response: str = ""
     stores: bool = False
+    media: tuple[str, ...] = ()
     program: str = ""
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from epp.cluster.leading import Leading
     from epp.prefix_cache.prefix import Prefix
     from epp.schedule.late_binding import LateBinding
+    from epp.schedule.program_gate import ProgramGate
     from epp.signals.datastore import Datastore
 
 BATCH_S, LEAST_S, WHOLE_S = 0.05, 0.01, 1.0
@@ -159,6 +160,7 @@ class IndexSync:
         self.counts = Counts()
         self._load, self._leading = load, leading
         self._binding: LateBinding | None = None
+        self._programs: ProgramGate | None = None
         if load:
             datastore.count_peers(self._peer_load)
             datastore.ledger.on_change["sharing"] = self._in_flight_tokens
@@ -202,8 +204,10 @@ class IndexSync:
         return IndexDelta(address, started_s, stored=array("Q", keys).tobytes())
 
     def share_queue(self, binding: LateBinding) -> None:
-        """Share what waits, from now on."""
-        self._binding, binding.queue.tell = binding, self._change
+        """Share what waits, and places of agents, from now on."""
+        self._binding, binding.queue.tell, self._programs = binding, self._change, binding.programs
+        if self._programs is not None:
+            self._programs.share(self._change)
 
     def share_tokens(self, tokens: HopTokens) -> None:
         """Share which hop tokens are used, from now on."""
@@ -263,6 +267,8 @@ class IndexSync:
             "ejected": dict(self._ejected),
             "paused": dict(self._paused),
             "queue": {} if self._binding is None else self._binding.queue.state(now_s),
+            "held": {} if self._programs is None else self._programs.held.state(now_s),
+            "programs": self._programs and self._programs.state(now_s, whole=whole),
             "lead": self._leading.said(self._clock.wall_s()) if whole and self._leading is not None else None,
         }
         for sent in (self._changed_slots, self._ejected, self._paused):
@@ -340,6 +346,8 @@ class IndexSync:
                 load = {address: row for address, row in message.load.items() if slot_of(address) is not None}
                 self._peer_load.update(message.origin, load, own, whole=message.whole)
                 self._leave_alone(message, now_s)
+                if self._programs is not None and message.group == self._group:  # it names them as we do
+                    self._programs.hear(message.origin, message.held, message.programs, now_s)
                 if self._binding is not None:
                     self._binding.hear(message.origin, message.queue, now_s)
         if message.changed_s:
@@ -470,6 +478,8 @@ class IndexSync:
     def _drop(self, origin: str, now_s: float) -> None:
         """Count what a peer has in flight and in its queue no more."""
         self._peer_load.drop(origin)
+        if self._programs is not None:
+            self._programs.hear(origin, {}, None, now_s)
         if self._binding is not None:
             self._binding.hear(origin, {}, now_s)
 

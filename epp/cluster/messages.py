@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from epp.prefix_cache.prefix import BlockRun, Prefix
+from epp.schedule.program_sharing import ProgramsState  # noqa: TC001  # msgspec reads the annotation
 from epp.schedule.queue import MAX_FLOWS
 from epp.signals.linear_fit import Learned  # noqa: TC001  # msgspec reads the annotation at run time
 from epp.signals.paths import LearnedPath  # noqa: TC001  # likewise
@@ -121,6 +122,7 @@ _Facts = Annotated[list[IndexDelta], msgspec.Meta(max_length=MAX_FACTS)]
 _Use = tuple[Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)], _Count]
 _Uses = Annotated[list[_Use], msgspec.Meta(max_length=MAX_USES)]
 _Flows = Annotated[dict[_Name, _Gauge], msgspec.Meta(max_length=MAX_FLOWS)]
+_Band = tuple[_Count, _Gauge, _Flows]
 
 
 class Lead(msgspec.Struct, array_like=True, frozen=True):
@@ -179,6 +181,8 @@ class Message(msgspec.Struct, array_like=True, frozen=True):
         paths: what its paths rest on, by region or endpoint (`epp.signals.paths.PathTable.learned`).
         queue: what waits at the sender by priority, and what it served meanwhile
             (`epp.schedule.queue.BandState`).
+        held: the same of agents' turns that are held there.
+        programs: what changed of agents (`epp.schedule.program_sharing`).
     """
 
     group: Group
@@ -199,7 +203,9 @@ class Message(msgspec.Struct, array_like=True, frozen=True):
     lead: Lead | None = None
     paths: dict[str, LearnedPath] = {}
     used: _Uses = []
-    queue: dict[int, tuple[_Count, _Gauge, _Flows]] = {}
+    queue: dict[int, _Band] = {}
+    held: dict[int, _Band] = {}
+    programs: ProgramsState | None = None
 
 
 _ENCODER, _DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Message)

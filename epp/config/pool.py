@@ -11,7 +11,7 @@ from epp.config.address import normalise_address
 from epp.config.section import BasePath, MetricsPath, Section
 from epp.config.strict import salvage
 from epp.errors import ConfigError, gather, raise_all
-from epp.types import MAX_MODEL_CHARS, MAX_RTT_MS, Endpoint
+from epp.types import MAX_MODEL_CHARS, MAX_RTT_MS, Endpoint, Role
 
 #: Longest round trip that may be stated.
 MOST_RTT_MS = MAX_RTT_MS
@@ -20,6 +20,20 @@ MOST_TOKENS = 1_000_000_000_000
 
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
 Rtt = Annotated[float, msgspec.Meta(ge=0, le=MOST_RTT_MS)]
+
+
+#: Labels that say what an endpoint does; the first that it has counts. Source [E].
+ROLE_LABELS = ("llm-d.ai/role", "disaggregatedset.x-k8s.io/role")
+_ROLES = {role.value: role for role in (Role.ENCODE, Role.PREFILL, Role.DECODE)}
+RoleName = Annotated[
+    str, msgspec.Meta(pattern="^(|both|(encode|prefill|decode)(-(encode|prefill|decode))*)$")
+]
+
+
+def roles_of(name: str) -> frozenset[Role]:
+    """Return the parts of requests that a role's name says; none for a name that says nothing of them."""
+    parts = ("prefill-decode" if name == "both" else name).split("-")
+    return frozenset(_ROLES[part] for part in parts) if _ROLES.keys() >= set(parts) else frozenset()
 
 
 class EndpointSpec(Section, frozen=True, omit_defaults=True):
@@ -44,7 +58,9 @@ class EndpointSpec(Section, frozen=True, omit_defaults=True):
         bearer_token_file: instead of the one in ``scrape``.
         ca_file: instead of the one in ``scrape``.
         uid: the process behind the address; another one means that its cache is empty.
-        labels: free labels.
+        labels: free labels; one named ``llm-d.ai/role`` or ``disaggregatedset.x-k8s.io/role`` says the role.
+        role: what it does of requests: ``prefill``, ``decode``, ``encode``, several joined by ``-``, or
+            ``both`` for ``prefill-decode``; whole requests when empty. Goes before labels.
         port: see ``address``.
         name: for people.
         namespace: for people.
@@ -67,6 +83,7 @@ class EndpointSpec(Section, frozen=True, omit_defaults=True):
     ca_file: str = ""
     uid: str = ""
     labels: dict[str, str] = {}
+    role: RoleName = ""
     port: int | str = ""
     name: str = ""
     namespace: str = ""
@@ -95,6 +112,7 @@ class EndpointSpec(Section, frozen=True, omit_defaults=True):
             draining=self.draining,
             uid=self.uid,
             labels=self.labels,
+            roles=roles_of(self.role or next((self.labels[k] for k in ROLE_LABELS if k in self.labels), "")),
         )
 
 

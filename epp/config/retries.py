@@ -19,3 +19,5 @@ RELAYED = {RETRY_ON_HEADER: "x-epp-retry-on", MAX_RETRIES_HEADER: "x-epp-max-ret
 #: Field of a decision's metadata by which Envoy brings a refused request back, and the header that tells of
 #: the refusal.
 PUT_BACK_KEY, REFUSED_HEADER = "put_back", "x-epp-refused"
+#: Field of the metadata of a decision with several endpoints: any failure brings the request back.
+PARTED_KEY = "parted"

@@ -27,6 +27,7 @@ from epp.config.section import (
     Section,
     Share,
 )
+from epp.types import KV_BYTES_PER_TOKEN, LINK_GBPS
 
 #: Characters that need no quotes in Envoy's configuration, nor in the chart's.
 OpenPath = Annotated[
@@ -462,6 +463,18 @@ class Records(Section, frozen=True):
     sample: Share = 1.0
 
 
+class Transfer(Section, frozen=True):
+    """KV caches between endpoints that prefill and that decode, until engines tell how long transfers take.
+
+    Attributes:
+        kv_bytes_per_token: size of a token's KV cache; the default is Llama 3.1 8B's in bf16.
+        link_gbps: speed of an endpoint's link.
+    """
+
+    kv_bytes_per_token: Positive = KV_BYTES_PER_TOKEN
+    link_gbps: Positive = LINK_GBPS
+
+
 class Config(Section, frozen=True):
     """All of `epp.yaml`.
 
@@ -498,6 +511,7 @@ class Config(Section, frozen=True):
     records: Records = Records()
     saturation: Saturation = Saturation()
     queue: QueueSection = QueueSection()
+    transfer: Transfer = Transfer()
     shadow: list[str] = []
     tracing: bool = False
     drain_s: NotNegative = 30.0
@@ -507,10 +521,6 @@ class Config(Section, frozen=True):
         """Pickers that share hash alike."""
         if self.nats.url and not self.prefix.secret_file:
             raise ValueError("nats.url needs prefix.secret_file, the same bytes for every picker")
-        if self.nats.url and self.queue.programs.enabled:
-            raise ValueError(
-                "queue.programs.enabled is for a picker alone, as places are not shared: no nats.url"
-            )
         if self.federation.region:
             self._check_federation()
 

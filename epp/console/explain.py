@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from epp.console.figures import number
 from epp.console.why import NO_CHANCE, SCORES, judge, why
 from epp.policies.registry import unit_of
+from epp.types import BACKLOG_MS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -66,7 +67,14 @@ def explained(
     """
     chosen, costs = record["chosen"], record["costs"]
     order = sorted(range(len(costs)), key=lambda row: (row != chosen, costs[row]))
-    words = [_head(record), why(record), *_ending(record, outcome), *_basis(record), *_notes(record)]
+    words = [
+        _head(record),
+        why(record),
+        *_legs(record),
+        *_ending(record, outcome),
+        *_basis(record),
+        *_notes(record),
+    ]
     if left_out := len(order[most:]):
         words.append(f"not shown: {left_out} of higher cost")
     return {
@@ -87,6 +95,25 @@ def _head(record: Mapping[str, Any]) -> str:
     )
 
 
+def _legs(record: Mapping[str, Any]) -> Iterator[str]:
+    """Tell who does which part, and what was known of those who do not answer."""
+    for leg in record.get("legs", ()):
+        role, endpoint = leg["role"], leg["endpoint"]
+        if (seen := record["workers"].get(role)) is None or endpoint not in seen["endpoints"]:
+            yield f"{role} on {endpoint}"
+            continue
+        row = seen["endpoints"].index(endpoint)
+        cached, pending, running = (
+            seen["signals"][name][row]
+            for name in ("cached_tokens", "pending_uncached_tokens", "running_requests")
+        )
+        yield (
+            f"{role} on {endpoint}, one of {len(seen['endpoints'])}: {cached:,.0f} tokens cached,"
+            f" {pending:,.0f} pending, {running:,.0f} running requests,"
+            f" {seen['extra'][BACKLOG_MS][row]:,.1f} ms on its link"
+        )
+
+
 def _basis(record: Mapping[str, Any]) -> Iterator[str]:
     """Tell by which weights and models it was decided."""
     weights = record["weights"] or record["params"].get("scorer_weights", {})  # llm-d's, by its names
@@ -102,7 +129,7 @@ def _rows(record: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
     if any(record["regions"]):
         yield "region", record["regions"]
     # Scores of llm-d's plugins, by the names of its configuration, are 0..1.
-    scores, unit = record["policy"] == SCORES, unit_of(record["policy"])
+    scores, unit = record["policy"] in SCORES, unit_of(record["policy"])
     shape = "{:,.3f}" if scores else "{:,.1f}"
     costs = ["-" if scores and cost >= NO_CHANCE else shape.format(cost) for cost in record["costs"]]
     yield f"cost ({unit})" if unit else "cost", costs

@@ -18,7 +18,7 @@ import numpy as np
 from epp.config.plan import INCUMBENT, Switchback
 from epp.console.figures import clock_time, number, share
 from epp.console.history import CELLS, OTHER
-from epp.console.why import ANY_ENGINE, costs_of
+from epp.console.why import ANY_ENGINE, PLACE, costs_of
 from epp.errors import EppError
 from epp.metrics.metrics import FAIRNESS_ID
 from epp.policies.registry import create
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from epp.feeds.learned import Learning
     from epp.policies.base import Policy
     from epp.schedule.decision import Decision
+    from epp.schedule.program_gate import ProgramGate
     from epp.schedule.weights import WeightBook
     from epp.server.live import Live
     from epp.signals.datastore import Datastore
@@ -81,6 +82,7 @@ class _Replica(TypedDict):
     queued: str
     rtt: str
     kv: str
+    agents: str
     why: str
 
 
@@ -172,13 +174,17 @@ def frame(live: Live) -> dict[str, Any]:
         "leads": live.link is not None and live.link.leading.leads,
         "policy": f"policy {book.policy}",
         "unit": live.scheduler.policy.unit,
-        "fleet": _fleet(live.scheduler.datastore, live.clock.mono_s(), wall_s),
+        "fleet": _fleet(live, wall_s),
         "queue": _queue(live),
         "decisions": [_row(decision) for decision in decisions],
         "past": live.history.past,
         "failures": [(*names, *last) for names, last in live.history.failures.items()],
         "weights": _weights(book, wall_s),
-        "words": [_tuner(book, wall_s), *([] if live.learning is None else _learned(live.learning))],
+        "words": [
+            _tuner(book, wall_s),
+            *([] if live.learning is None else _learned(live.learning)),
+            *([] if live.programs is None else [_held(live.programs, live.clock.mono_s())]),
+        ],
     }
 
 
@@ -211,7 +217,9 @@ def _row(decision: Decision) -> dict[str, Any]:
     }
 
 
-def _fleet(datastore: Datastore, now_s: float, wall_s: float) -> list[dict[str, Any]]:
+def _fleet(live: Live, wall_s: float) -> list[dict[str, Any]]:
+    datastore, now_s = live.scheduler.datastore, live.clock.mono_s()
+    agents = {} if live.programs is None else _agents(live.programs)
     members = datastore.members
     slots = np.array([slot for slot, _ in members], np.intp)
     promised, engine = datastore.in_flight_tokens(slots)[:3], datastore.engine.block(now_s)[1:3, slots]
@@ -234,10 +242,31 @@ def _fleet(datastore: Datastore, now_s: float, wall_s: float) -> list[dict[str, 
                 "queued": number(queued),
                 "rtt": f"{number(rtt_ms)} ms",
                 "kv": share(kv),
+                "agents": agents.get(slot, ""),
                 "why": why,
             }
         )
     return rows
+
+
+def _agents(programs: ProgramGate) -> dict[int, str]:
+    """Tell by slot how many agents have a place, what of the KV cache that takes, and how many wait."""
+    wait = Counter(one.program.home for one in programs.held.waiting() if one.program is not None)
+    return {
+        slot: f"{len(its.active)} agents, {share(its.used_tokens, its.capacity_tokens)}, {wait[slot]} wait"
+        for slot, its in programs.sets.engines.items()
+    }
+
+
+def _held(programs: ProgramGate, now_s: float) -> str:
+    """Tell whether turns of agents are held, why, and how long the next one may be."""
+    costs = f"their contexts would take {share(programs.guard.share)} of engine time"
+    if not (held := programs.held.waiting()):
+        return f"agents: no turn is held; {costs}"
+    left_s = min(one.expires_s for one in held) - now_s
+    return (
+        f"agents: {len(held)} turns are held, the first for {max(left_s, 0.0):,.0f} s more at most; {costs}"
+    )
 
 
 def _standing(
@@ -261,6 +290,7 @@ def _queue(live: Live) -> list[Waiting]:
     for waiter in live.waiting():
         target = waiter.targets[-1]
         engine = (isinstance(target, int) and address_of(target)) or ANY_ENGINE
+        engine = PLACE if waiter.held else engine
         age_s, flow = round(now_s - waiter.came_s, 1), waiter.flow[:64] or FAIRNESS_ID
         rows.append((waiter.request.priority, flow, engine, 1, age_s))
     return largest_flows(rows)

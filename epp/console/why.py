@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 #: Units of costs whose terms are told in them; those of other policies are counts and places.
 _AMOUNTS = ("ms", "tokens")
-#: Its terms are scores.
-SCORES = "llm-d-profile"
+#: Policies whose terms are scores.
+SCORES = frozenset(("llm-d-profile", "llm-d-stages"))
 #: Costs of `SCORES` without a chance.
 NO_CHANCE = 1e8
 #: Terms that are parts of no cost.
@@ -25,6 +25,8 @@ NO_COSTS = frozenset(
 )
 #: What a request waits for that waits for no engine of its own.
 ANY_ENGINE = "any engine"
+#: What an agent's turn is held for.
+PLACE = "a place of its context in a KV cache"
 #: Terms below this share of the largest difference are not worth words.
 _LEAST_SHARE = 0.1
 
@@ -57,7 +59,7 @@ def _waited(record: Mapping[str, Any]) -> str:
     """Say how the request waited; empty where it did not."""
     if (wait := record.get("wait")) is None:
         return ""
-    engine = wait["engine"] or ANY_ENGINE
+    engine = PLACE if wait.get("held") else wait["engine"] or ANY_ENGINE
     return f"waited {wait['waited_s']:.1f} s for {engine}, let go because {wait['reason']}; then "
 
 
@@ -112,9 +114,11 @@ def _compared(record: Mapping[str, Any], other: int) -> str:
 def _parts(record: Mapping[str, Any], row: int) -> dict[str, float]:
     """Return the parts of an endpoint's cost; of scores by their weights, the higher the cheaper."""
     terms = {name: column[row] for name, column in record["terms"].items()}
-    if record["policy"] != SCORES:
+    if record["policy"] not in SCORES:
         return costs_of(terms)
-    weights = record["params"].get("scorer_weights") or LlmDProfile().scorer_weights
+    params = record["params"]
+    profile = params["stages"]["decode"]["profile"] if "stages" in params else params
+    weights = profile.get("scorer_weights") or LlmDProfile().scorer_weights
     return {name: -weight * terms[name] for name, weight in weights.items()}
 
 
@@ -123,7 +127,7 @@ def _said(record: Mapping[str, Any], other: int, name: str, delta: float) -> str
     size, unit = abs(delta), unit_of(record["policy"]).partition(",")[0]
     unit = unit if unit in _AMOUNTS else ""
     amount = f"{round(size, 2 * (size < 10.0)):,g} {unit}".strip()
-    if record["policy"] == SCORES:
+    if record["policy"] in SCORES:
         return f"{amount} {'more' if delta < 0.0 else 'less'} by {name}"
     cached = record["signals"]["cached_tokens"]
     tokens = cached[record["chosen"]] - cached[other]

@@ -18,6 +18,7 @@ from epp.config.load import salvage_files
 from epp.envoy.render import render, render_relay, write
 from epp.envoy.settings import MESSAGE_TIMEOUT_MS, EnvoySettings, TlsFiles, Variant
 from epp.errors import ConfigError, gather, raise_all
+from epp.types import answers
 
 if TYPE_CHECKING:
     import argparse
@@ -304,7 +305,7 @@ def settings_from_config(config: Config, endpoints: Iterable[Endpoint]) -> Envoy
     by_socket = first_token.startswith(UNIX)
     there, first_token_port = split_address(first_token) if first_token and not by_socket else ("", 0)
     return EnvoySettings(
-        endpoints=tuple(endpoints),
+        endpoints=tuple(endpoint for endpoint in endpoints if answers(endpoint.roles)),
         message_timeout_ms=max(MESSAGE_TIMEOUT_MS, math.ceil(config.tokens.budget_ms) + _BESIDE_COUNT_MS),
         queue_wait_s=config.queue.longest_s,
         queue_requests=config.queue.max_requests,

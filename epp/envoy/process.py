@@ -36,7 +36,7 @@ BINARY_VARIABLE = "EPP_ENVOY"
 
 _LOG_TAIL_BYTES = 4000
 #: Longest wait until Envoy is ready, and after SIGTERM before SIGKILL.
-_START_S, _STOP_S = 20.0, 5.0
+_START_S, _STOP_S = 120.0, 5.0
 _versions: dict[Path, tuple[int, int]] = {}
 
 

@@ -154,6 +154,7 @@ def set_destination(response: CommonResponse, pick: Destination, body: bytes | N
     mutation = response.header_mutation
     for name, value in (*pick.set_headers.items(), *pick.proxy_headers.items()):
         set_header(mutation, name, value)
+    mutation.remove_headers.extend(pick.remove_headers)
     if body is not None:
         set_header(mutation, "content-length", str(len(body)))
     set_header(mutation, DESTINATION_HEADER, pick.destination)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
 
 class Cause(Enum):
@@ -103,6 +103,7 @@ class Destination(Struct):
         rewrite_response: from the response's headers to what changes its body, None for one that stays as it
             is. Asked only where the proxy shows both; a response that may be changed is never left early.
         proxy_headers: request headers that tell the proxy what it may do.
+        remove_headers: request headers that the endpoint must not see.
     """
 
     destination: str
@@ -116,6 +117,7 @@ class Destination(Struct):
     observe_response: Observe = Observe.READ
     rewrite_response: Callable[[Mapping[str, str]], BodyRewriter | None] | None = None
     proxy_headers: Mapping[str, str] = {}
+    remove_headers: Collection[str] = ()
 
 
 class LocalReply(Struct, frozen=True):

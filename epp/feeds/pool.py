@@ -17,12 +17,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from epp.config.eds import eds_content, peer_name
-from epp.config.pool import EndpointSpec, parse_pool
+from epp.config.pool import EndpointSpec, parse_pool, roles_of
 from epp.errors import ConfigError
 from epp.feeds.files import read_file, replace_file
 from epp.feeds.keep_alive import TokenFile
 from epp.feeds.poll import PROBES_AT, Poller, PollSchedule, target_of, with_credentials_of
 from epp.threads import in_daemon_thread
+from epp.types import Role, answers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from epp.feeds.resolve import Resolver
     from epp.metrics.metrics import Metrics
     from epp.schedule.scheduler import Scheduler
+    from epp.signals.metrics_text import EngineSample
     from epp.threads import Tasks
     from epp.types import Endpoint
 
@@ -96,6 +98,7 @@ class PoolFeed:
         self._metrics, self._clock, self._base = metrics, clock, base
         self._specs: dict[str, EndpointSpec] = {}
         self._endpoints: list[Endpoint] = []
+        self._roles: dict[str, str] = {}  # by address, as engines tell them
         self._eds: EdsFile | None = None
         # Relays are what Envoy knows then, not endpoints.
         if settings.eds_file and settings.kubernetes is None and not (relays and relays.regions):
@@ -110,6 +113,7 @@ class PoolFeed:
         self._pollers: dict[str, Target] = {}
         self._lists = lists
         self._tokens: dict[str, TokenFile] = {}
+        scheduler.datastore.engine.on_sample["roles"] = self._told_role
         self._probes = PollSchedule(self._probe.interval_s, PROBES_AT)
         self._scrapes = PollSchedule(self._scrape.interval_s)
 
@@ -150,9 +154,9 @@ class PoolFeed:
         self._specs = dict(specs)
         self._resolver.set_pool(specs)
         self._resolver.set_aliases(aliases or {})
-        if self._eds is not None:
-            self._eds.set_pool(endpoints)
+        self._tell_envoy()
         for address in gone:
+            self._roles.pop(address, None)
             self._metrics.forget_endpoint(address)
         for address in new:
             self._metrics.requests.new_endpoint(address)
@@ -164,6 +168,14 @@ class PoolFeed:
     def _target(self, address: str, spec: EndpointSpec) -> Target:
         peer = None if self._regions is None else self._regions.target(address)
         return peer or target_of(address, spec, self._scrape, self._relays)
+
+    def _tell_envoy(self) -> None:
+        """Write for Envoy who answers: it may fall back to anyone whom it knows."""
+        if self._eds is not None:
+            self._eds.set_pool([each for each in self._endpoints if self._answers(each)])
+
+    def _answers(self, endpoint: Endpoint) -> bool:
+        return answers(self._scheduler.policy.roles(self._with_listed(endpoint)))
 
     def _offer(self) -> None:
         """Give the picker the pool; an endpoint that Envoy does not know yet takes no requests.
@@ -177,6 +189,7 @@ class PoolFeed:
             endpoints = [
                 replace(endpoint, draining=True)
                 if not eds.knows(endpoint.address)
+                and self._answers(endpoint)
                 and any(not each.models or endpoint.models <= each.models for each in serving)
                 else endpoint
                 for endpoint in endpoints
@@ -192,9 +205,20 @@ class PoolFeed:
             self._offer()
         self._lists.changed(self._scheduler.filters.serves)
 
+    def _told_role(self, slot: int, sample: EngineSample, now_s: float) -> None:  # noqa: ARG002 - a listener
+        """Take an engine's word for its role, where the pool says none."""
+        address = self._scheduler.datastore.address_of(slot) or ""
+        if address in self._specs and self._roles.get(address, "") != sample.role:
+            self._roles[address] = sample.role
+            self._offer()
+            self._tell_envoy()
+
     def _with_listed(self, endpoint: Endpoint) -> Endpoint:
         """Add what an engine lists to what the pool says; a request that names no model is for none of it."""
         known = self._scheduler.datastore.member(endpoint.address)
+        if role := self._roles.get(endpoint.address):
+            told = endpoint.roles or roles_of(role)
+            endpoint = replace(endpoint, roles=told, prefills=role != Role.DECODE)
         if known is None or not endpoint.models:
             return endpoint
         listed = frozenset(self._scheduler.datastore.listed_models(known[0]))

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from epp.config.address import is_ip, join_address, split_address
-from epp.config.pool import EndpointSpec, Rtt, Tokens, misnamed
+from epp.config.pool import EndpointSpec, RoleName, Rtt, Tokens, misnamed
 from epp.config.section import MetricsPath
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ _FIELDS: Mapping[str, Any] = {
     "tls": bool,
     "server-name": str,
     "metrics-path": MetricsPath,
+    "role": RoleName,
 }
 _ENDED = frozenset({"Succeeded", "Failed"})
 

@@ -8,7 +8,7 @@ what stands for plugins that are not there, or what to do instead. A plugin that
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -18,26 +18,19 @@ from epp.llmd.picker_config import PARSERS
 from epp.llmd.policies.filters import Filters
 from epp.llmd.policies.profile import Picker
 from epp.llmd.policies.scorers import PrefixScorer, Scorers
+from epp.llmd.policies.stages import Deciders
+from epp.types import Role
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from epp.llmd.policies.filters import Admitter
+    from epp.llmd.policies.filters import Admitter, RolloutScreener
 
 
-STAGES = "an endpoint serves a request alone here; keep llm-d for prefill, decode and encode endpoints"
 #: What to do instead -> plugin types that are refused.
 INSTEAD = {
-    STAGES: """
-        always-disagg-multimodal-decider always-disagg-pd-decider disagg-headers-handler
-        disagg-profile-handler disaggregatedset-rollout-screener mm-embeddings-cache-producer
-        mm-embeddings-cache-scorer pd-profile-handler prefill-header-handler prefix-based-pd-decider
-    """,
     "leave it out: requests that run are not evicted": """
         priority-then-time-eviction-order-policy sheddable-eviction-filter
-    """,
-    "name label-selector-filter, decode-filter or prefill-filter": """
-        by-label by-label-selector
     """,
     "state context_tokens of endpoints: what does not fit is not sent there": """
         context-length-aware
@@ -87,7 +80,7 @@ STAND_INS = {
         "attributes",
     ),
     "topology-extractor": (
-        "nothing asks for topology where no prefill endpoint is picked",
+        "whether two endpoints are near each other is not read",
         "hostname rack zone region",
     ),
     "agent-identity": ("sessions can be named by it; of queues it names none", "additionalSessionHeaders"),
@@ -99,6 +92,23 @@ BYTES_PER_TOKEN = 4
 KV_SOURCE = "kv_source_min_tokens"
 BY_HEADER = "header-profile-handler"
 GPU_SOURCE = "dcgm-data-source"
+DECODE_FIRST, PREFILL_FIRST, JOINT = "decode-first", "prefill-first", "joint"
+_ORDERS = {"": DECODE_FIRST, "decodefirst": DECODE_FIRST, "decode": DECODE_FIRST}
+_ORDERS |= {"prefillfirst": PREFILL_FIRST, "prefill": PREFILL_FIRST, JOINT: JOINT}
+
+
+class Stages(NamedTuple):
+    """Say which profile does which stage, and who decides on it.
+
+    Attributes:
+        profiles: name of each stage's profile.
+        deciders: name of its decider, empty for none: then there is no such stage.
+        order: ``decode-first``, ``prefill-first``, or ``joint``: our own policy chooses all at once.
+    """
+
+    profiles: Mapping[Role, str]
+    deciders: Mapping[Role, str]
+    order: str = DECODE_FIRST
 
 
 @dataclass(slots=True)
@@ -109,17 +119,19 @@ class Meaning:
         sections: section -> key -> value, to be laid over defaults.
         own: sections written by the operator as ours; they are laid over everything.
         warnings: sentences on what means something else here, one for each plugin or parameter.
-        admitters: by name; they come before a profile's filters.
+        screeners: admitters and others by name; they come before a profile's filters.
         profile: parameters of a profile that producers say.
         handler: how one of several profiles is chosen.
+        stages: which profiles are stages of a request, where they are.
     """
 
     sections: dict[str, dict[str, Any]] = field(default_factory=dict)
     own: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
-    admitters: dict[str, Admitter] = field(default_factory=dict)
+    screeners: dict[str, Admitter | RolloutScreener] = field(default_factory=dict)
     profile: dict[str, Any] = field(default_factory=dict)
     handler: dict[str, str] = field(default_factory=dict)
+    stages: Stages | None = None
 
     def put(self, section: str, **values: Any) -> None:
         """Set keys of a section."""
@@ -240,6 +252,67 @@ class _ByHeader(Parameters, frozen=True):
         meaning.handler = {name: text for name, text in told.items() if text}
 
 
+class _Stages(Parameters, frozen=True):
+    """Of the handler of stages, also by the names that its parameters had."""
+
+    stage_order: str = ""
+    profiles: dict[Literal["decode", "prefill", "encode"], str] = {}
+    deciders: dict[Literal["prefill", "encode"], str] = {}
+    decode_profile: str = ""
+    prefill_profile: str = ""
+    encode_profile: str = ""
+    prefill_decider_plugin_name: str = ""
+    encode_decider_plugin_name: str = ""
+    decider_plugin_name: str = ""
+
+    def put(self, meaning: Meaning) -> None:
+        old_profiles = (self.decode_profile, self.prefill_profile, self.encode_profile)
+        prefill = self.prefill_decider_plugin_name or self.decider_plugin_name
+        old_deciders = (prefill, self.encode_decider_plugin_name)
+        if (self.profiles or self.deciders) and any((*old_profiles, *old_deciders)):
+            raise ValueError("profiles and deciders, or the parameters that they replace, not both")
+        order = _ORDERS.get(self.stage_order.lower().replace("-", "").replace("_", ""))
+        if order is None:
+            raise ValueError(
+                f"stageOrder {self.stage_order!r} is none of {DECODE_FIRST}, {PREFILL_FIRST}, {JOINT}"
+            )
+        told = dict(zip(("decode", "prefill", "encode"), old_profiles, strict=True)) | dict(self.profiles)
+        deciders = dict(zip(("prefill", "encode"), old_deciders, strict=True)) | dict(self.deciders)
+        if order == PREFILL_FIRST and deciders["prefill"]:
+            raise ValueError(f"no prefill decider goes with stageOrder {PREFILL_FIRST}")
+        meaning.stages = Stages(
+            {Role(stage): name or stage for stage, name in told.items()},
+            {Role(stage): name for stage, name in deciders.items()},
+            order,
+        )
+
+
+class _PrefillDecode(Parameters, frozen=True):
+    """Of the handler that had the two stages."""
+
+    unread = "prefixPluginType prefixPluginName prefixMatchInfoProducerName"
+    decode_profile: str = "decode"
+    prefill_profile: str = "prefill"
+    primary_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
+    decider_plugin_name: Annotated[str, msgspec.Meta(min_length=1)] = "prefix-based-pd-decider"
+
+    def put(self, meaning: Meaning) -> None:
+        profiles = {Role.DECODE: self.decode_profile, Role.PREFILL: self.prefill_profile}
+        meaning.stages = Stages(profiles, {Role.PREFILL: self.decider_plugin_name})
+
+
+class _WorkerHeaders(Parameters, frozen=True):
+    """Of what sets the headers of workers, which are always set."""
+
+    unread = "prefillProfile encodeProfile"
+
+
+class MediaCache(Parameters, frozen=True):
+    """Of what remembers which endpoint had which media."""
+
+    cache_mib: int = msgspec.field(default=0, name="cacheSizeInMBPerServer")
+
+
 class _Peer(Parameters, frozen=True):
     unread = "prefillProfileName prefixMatchInfoProducerName"
     min_cached_token_delta: Annotated[int, msgspec.Meta(ge=1)] = 1
@@ -342,11 +415,16 @@ FLOW_CONTROL: Mapping[str, type[Parameters]] = {
 KINDS: Mapping[str, type[msgspec.Struct]] = {
     **_kinds(Filters),
     **_kinds(Scorers),
+    **_kinds(Deciders),
     "prefix-cache-scorer": Prefix,
     "precise-prefix-cache-scorer": _Precise,
     **dict.fromkeys(PICKERS, _Picker),
     "single-profile-handler": Parameters,
     BY_HEADER: _ByHeader,
+    "disagg-profile-handler": _Stages,
+    "pd-profile-handler": _PrefillDecode,
+    **dict.fromkeys(("disagg-headers-handler", "prefill-header-handler"), _WorkerHeaders),
+    "mm-embeddings-cache-producer": MediaCache,
     "file-discovery": _FileDiscovery,
     "session-id-producer": SessionId,
     "approx-prefix-cache-producer": Prefix,
@@ -370,6 +448,9 @@ _BY_METRICS = "an engine is recognised by the names of its metrics"
 #: Parameters, of one plugin or any, that are accepted, and the warning that says what they mean here.
 NOTED = {
     f"{GPU_SOURCE} interval": "GPU counters are read as often as engine metrics",
+    "revisionGating": "pairs are of one revision; each takes its share of requests by load",
+    "headerSelectors": "strict ones are read, and no answer is stamped",
+    "pd-profile-handler primaryPort": "the destination is the rank's own port",
     "watchFile": "the file is always watched",
     "blockSize": "is in tokens, as in today's llm-d; in old files it was in characters",
     "lruCapacityPerServer": "holds until an engine reports the size of its KV cache",

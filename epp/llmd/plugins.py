@@ -23,29 +23,41 @@ from epp.llmd.parameters import (
     ALTERNATIVES,
     BY_HEADER,
     FLOW_CONTROL,
+    JOINT,
     KINDS,
     KV_SOURCE,
     NOTED,
     PICKERS,
+    PREFILL_FIRST,
     REFUSED,
-    STAGES,
     STAND_INS,
     GpuSource,
     Meaning,
+    MediaCache,
     Parameters,
     Prefix,
     SessionId,
 )
 from epp.llmd.picker_config import FlowControl, Profile, Reference
-from epp.llmd.policies.filters import Admitter, ConcurrencyDetector, TopologyFilter, UtilizationDetector
+from epp.llmd.policies.filters import (
+    Admitter,
+    ConcurrencyDetector,
+    RolloutScreener,
+    TopologyFilter,
+    UtilizationDetector,
+)
 from epp.llmd.policies.plugins import Attribute, Bound, Filter, Scorer, SessionSource
 from epp.llmd.policies.profile import LlmDProfile, LlmDProfiles
-from epp.llmd.policies.scorers import TopologyScorer
+from epp.llmd.policies.scorers import MediaScorer, TopologyScorer
+from epp.llmd.policies.stages import Always, Decider, LlmDStages, Uncached
+from epp.policies.gorgo_ms import GorgoMs
 from epp.policies.registry import POLICIES
+from epp.types import HELPERS, Role
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from epp.llmd.parameters import Stages
     from epp.llmd.picker_config import EndpointPickerConfig, Plugin
 
 #: Our own settings, as parameters of a plugin of this type: sections of `epp.yaml`.
@@ -65,6 +77,8 @@ _FALSE = frozenset({"0", "f", "false"})
 _AGENT_HEADERS = ("x-claude-code-session-id", "x-session-affinity", "session-id", "session_id")
 #: Least age at which metrics count as stale: they are at most `settings.SHORTEST_SCRAPE_S` apart, and late.
 _LEAST_STALE_MS = 500.0
+#: Handlers of stages, and what they were called.
+STAGED = ("disagg-profile-handler", "pd-profile-handler")
 #: What a policy's plugin may say besides the policy's parameters.
 _POLICY_KEYS = ("weights", "bounds", "tolerance", "fallbacks")
 
@@ -116,30 +130,77 @@ def meaning_of(config: EndpointPickerConfig, source: str) -> Meaning:
     made |= {
         name: _with_headers(part, config, made) for name, part in made.items() if isinstance(part, Bound)
     }
+    for name, part in made.items():
+        if isinstance(part, MediaScorer):
+            cache = made.get(part.producer_name or "mm-embeddings-cache-producer")
+            made[name] = replace(part, cache_mib=cache.cache_mib if isinstance(cache, MediaCache) else 0)
     by_name = {plugin.known_as: plugin for plugin in config.plugins}
     profiles = config.scheduling_profiles or [  # without, every plugin belongs to one
         Profile("default", [Reference(plugin_ref=name) for name in by_name])
     ]
     parts: dict[str, dict[str, Any]] = {}
+    several = len(profiles) > 1 or meaning.stages is not None
     for position, profile in enumerate(profiles):
         entries = [(by_name[each.plugin_ref], made[each.plugin_ref], each.weight) for each in profile.plugins]
         key = f"schedulingProfiles[{position}]" if config.scheduling_profiles else "plugins"
-        _policy(entries, key, source, meaning, several=len(profiles) > 1)
-        parts[profile.name] = meaning.sections["policy"].get("params", {})
-    if len(profiles) > 1:
+        _policy(entries, key, source, meaning, several=several)
+        parts[profile.name] = dict(meaning.sections["policy"])
+    if meaning.stages:
+        meaning.sections["policy"] = _stages(meaning.stages, parts, made, meaning, source)
+    elif len(profiles) > 1:
+        parts = {name: policy["params"] for name, policy in parts.items()}
         meaning.put("policy", name=LlmDProfiles.name, params={**meaning.handler, "profiles": parts})
     return meaning
+
+
+def _stages(
+    found: Stages,
+    parts: Mapping[str, Mapping[str, Any]],
+    made: Mapping[str, object],
+    meaning: Meaning,
+    source: str,
+) -> dict[str, Any]:
+    """Say the policy of stages, by the policy that each profile would be."""
+    if (name := found.profiles[Role.DECODE]) not in parts:
+        known = ", ".join(parts)
+        raise ConfigError(
+            source, "schedulingProfiles", f"none is named {name!r}, to decode", f"there: {known}"
+        )
+    fallbacks = parts[name]["fallbacks"]
+    if found.order == JOINT:
+        meaning.warnings.append(
+            f"stageOrder {JOINT}: {GorgoMs.name} chooses who does what; profiles decide nothing"
+        )
+        return {"name": GorgoMs.name, "fallbacks": fallbacks}
+    stages = {Role.DECODE: {"profile": parts[name]["params"]}}
+    for role in HELPERS:
+        decider = made.get(named := found.deciders.get(role, ""))
+        if named and not isinstance(decider, Decider):
+            raise ConfigError(source, f"deciders.{role}", f"{named!r} is no decider of the file", "list one")
+        if role is Role.PREFILL and found.order == PREFILL_FIRST:
+            decider = Always()
+        elif found.order == PREFILL_FIRST and isinstance(decider, Uncached):
+            decider = None  # nobody decodes yet whose cache it could ask
+        if decider is not None and (helper := parts.get(found.profiles.get(role, ""))):
+            most = helper["fallbacks"] + 1 if role is Role.ENCODE else 1
+            parted = {**helper["params"], "filters": _without_admitters(helper["params"]["filters"])}
+            stages[role] = {"profile": parted, "decider": decider, "most": most}
+    return {"name": LlmDStages.name, "fallbacks": fallbacks, "params": {"stages": stages}}
+
+
+def _without_admitters(filters: Mapping[str, Filter]) -> dict[str, Filter]:
+    """Leave out who admits requests, which is asked once."""
+    return {name: part for name, part in filters.items() if not isinstance(part, Admitter)}
 
 
 def _check_sections(
     config: EndpointPickerConfig, source: str, meaning: Meaning, errors: list[ConfigError]
 ) -> bool:
     """Check all but plugins; tell whether flow control is asked for."""
-    staged = any(ALTERNATIVES.get(plugin.type) == STAGES for plugin in config.plugins)
-    by_header = any(plugin.type == BY_HEADER for plugin in config.plugins)
-    if len(config.scheduling_profiles) > 1 and not staged and not by_header:
+    chooses = any(plugin.type in (BY_HEADER, *STAGED) for plugin in config.plugins)
+    if len(config.scheduling_profiles) > 1 and not chooses:
         names = ", ".join(profile.name for profile in config.scheduling_profiles)
-        fix = f"name {BY_HEADER}, or keep one"
+        fix = f"name {BY_HEADER} or {STAGED[0]}, or keep one"
         problem = f"several ({names}), and no plugin that chooses"
         errors.append(ConfigError(source, "schedulingProfiles", problem, fix))
     queued = False
@@ -197,11 +258,11 @@ def _plugin(plugin: Plugin, key: str, source: str, meaning: Meaning) -> object:
             return _with_staleness(parameters, meaning)
         if isinstance(parameters, Parameters):
             parameters.put(meaning)
-        elif isinstance(parameters, Admitter):
-            meaning.admitters[plugin.known_as] = parameters
+        elif isinstance(parameters, Admitter | RolloutScreener):
+            meaning.screeners[plugin.known_as] = parameters
         elif isinstance(parameters, TopologyScorer | TopologyFilter):
             meaning.warnings.append(
-                f"{kind}: without effect where no prefill endpoint is picked, as in llm-d"
+                f"{kind}: without effect: whether two endpoints are near each other is not read"
             )
     except ValueError as error:
         raise ConfigError(source, key_of, f"{kind}: {error}") from None
@@ -261,7 +322,7 @@ def _policy(entries: list[_Entry], key: str, source: str, meaning: Meaning, *, s
     ours = [(plugin, weight) for plugin, _, weight in entries if plugin.type in POLICIES]
     scorers = [entry for entry in entries if isinstance(entry[1], Scorer | Prefix)]
     filters = {plugin.known_as: part for plugin, part, _ in entries if isinstance(part, Filter)}
-    filters = {**meaning.admitters, **filters}
+    filters = {**meaning.screeners, **filters}
     pickers = {plugin.type: part for plugin, part, _ in entries if plugin.type in PICKERS}
     if len(pickers) > 1 or len({plugin.known_as for plugin, _, _ in scorers}) < len(scorers):
         raise ConfigError(source, key, "several pickers, or a scorer twice", "keep one")

@@ -88,9 +88,9 @@ def endpoint_scores(
 ) -> dict[str, float]:
     """A score for each priced endpoint, higher is better, for readers who know llm-d's.
 
-    Of `llm-d` and `llm-d-profile` it is llm-d's own weighted sum of scores, of any other policy the negated
-    cost.
+    Of `llm-d` and of policies with a term ``score`` it is llm-d's own weighted sum of scores, of any other
+    policy the negated cost.
     """
     whole = sum(weights.values()) if policy == "llm-d" else 0.0
-    scores = ranking.terms["score"] if policy == "llm-d-profile" else whole - ranking.costs
+    scores = ranking.terms.get("score", whole - ranking.costs)
     return dict(zip(endpoints, scores.tolist(), strict=True))

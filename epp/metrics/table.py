@@ -375,7 +375,7 @@ TABLE: tuple[Row, ...] = (
     _of_queue(
         "epp_programs_active",
         "endpoint",
-        "Agents whose contexts have a place in the endpoint's KV cache.",
+        "Agents whose contexts have a place in the endpoint's KV cache; pickers that share count the same.",
         read.program_sets(lambda engine: float(len(engine.active))),
     ),
     _of_queue(

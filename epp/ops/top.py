@@ -36,7 +36,7 @@ _BAR = 24
 #: Of Okabe and Ito (2008), as on the page.
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8a8f98")
 #: Columns: as many of the first ones as have room.
-_FLEET = ("endpoint", "region", "state", "running", "queued", "tokens", "prefill", "rtt", "kv")
+_FLEET = ("endpoint", "region", "state", "running", "queued", "tokens", "prefill", "rtt", "kv", "agents")
 _DECISIONS = ("endpoint", "cost", "next", "prompt", "cached", "model", "id")
 _QUEUE = ("priority", "flow", "endpoint", "waiting", "oldest s")
 _FAILURES = ("time", "endpoint", "model", "count", "cause")

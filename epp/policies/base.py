@@ -15,7 +15,7 @@ from epp.types import Ranking
 
 if TYPE_CHECKING:
     from epp.signals.datastore import Datastore
-    from epp.types import Endpoint, Floats, RequestInfo, Slots, Snapshot
+    from epp.types import Endpoint, Floats, RequestInfo, Role, Slots, Snapshot
 
     Terms = dict[str, Floats]
     Weights = Mapping[str, float]
@@ -134,6 +134,8 @@ class Policy:
         ties: how close two costs must be to count as equal.
         weight_specs: weights of the formula by name.
         unit: of its costs, for people; empty for places in an order.
+        pairs: it chooses who prefills and encodes for whom (`Ranking.partners`); with others an endpoint that
+            decodes does all of a request.
         chances_after_failures: ``success`` counts who has failed the question; else it is of a first attempt.
     """
 
@@ -145,6 +147,7 @@ class Policy:
     unit: ClassVar[str] = ""
     weight_specs: ClassVar[Mapping[str, WeightSpec]] = {}
     chances_after_failures: ClassVar[bool] = True
+    pairs: ClassVar[bool] = False
 
     @classmethod
     def default_weights(cls) -> dict[str, float]:
@@ -162,6 +165,10 @@ class Policy:
     def admits(self, endpoint: Endpoint) -> bool:
         """Tell whether an endpoint may serve any request at all, by what its pool says of it."""
         return True
+
+    def roles(self, endpoint: Endpoint) -> frozenset[Role]:
+        """Return the parts of requests that an endpoint is there for; empty for whole requests."""
+        return endpoint.roles
 
     @property
     def headers(self) -> frozenset[str]:

@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from epp.policies.base import Need, NotNegative, Policy, Ties, WeightSpec
-from epp.types import UPLOAD_ROUNDS, Ranking, network_ms
+from epp.policies.pairs import Prefills, encoders, pairs_of, room_ms, with_partners
+from epp.types import PREFILLS, UPLOAD_ROUNDS, Ranking, Role, network_ms
 
 if TYPE_CHECKING:
     from epp.policies.base import Weights
-    from epp.types import Floats, RequestInfo, Signals, Snapshot
+    from epp.types import Floats, RequestInfo, Rows, Signals, Snapshot
 
 _MIN_URGENCY_RATIO, _MAX_URGENCY_RATIO = 0.05, 20.0
+#: What the stall's price is multiplied by where somebody else could prefill: 1 with the weight's default.
+#: Decode workers have large batches; at a quarter their answers were a third slower (docs/measured).
+_STALL_BESIDE_WORKERS = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ class GorgoMs(Policy):
     """
 
     name = "gorgo-ms"
+    pairs = True
     unit = "ms, weighted"
     needs = frozenset({Need.PROMPT, Need.RTT})
     ties = Ties.BAND
@@ -64,29 +69,68 @@ class GorgoMs(Policy):
 
     def rank(self, request: RequestInfo, snapshot: Snapshot, weights: Weights, seed: int) -> Ranking:
         """Price the five terms; the first three by urgency."""
-        now, full = snapshot.columns(), weights["prefill_weight"]
-        per_token, base, running = now.prefill_ms_per_token, now.prefill_base_ms, now.running_requests
-        cached, uncached = now.cached_tokens, now.uncached_tokens
-        if self.discount_hits:
-            cached = np.minimum(now.hit_ratio * cached, float(request.prompt_tokens))
-            uncached = request.prompt_tokens - cached
+        now, prompt_tokens = snapshot.columns(), request.prompt_tokens
+        workers = snapshot.workers.get(Role.PREFILL)
+        if workers is not None:
+            weights = {**weights, "stall_weight": _STALL_BESIDE_WORKERS * weights["stall_weight"]}
+        cached = self._cached(prompt_tokens, now)
+        there = None if workers is None else workers.columns()
+        held = None if there is None else self._cached(prompt_tokens, there)
+        most = cached.max() if held is None else max(cached.max(), held.max())
+        whole = self._prefills(request, now, cached, most, weights)
         upload_ms = self._upload_ms(request.body_bytes, now)
-        own_ms = per_token * uncached + base
-        copied_ms = per_token * (cached.max() - cached)
-        pending = running - now.decoding_requests
-        wait_ms = per_token * now.pending_uncached_tokens + 0.5 * base * pending
-        least_ms = float((upload_ms + own_ms + wait_ms).min())
+        least_ms = float((upload_ms + whole.own + whole.wait).min())
+        remote = pairs = None
+        if workers is not None and there is not None and held is not None:
+            remote = self._prefills(request, there, held, most, weights)
+            pairs = pairs_of(workers, snapshot, remote, prompt_tokens - now.cached_tokens)
+            least_ms = min(least_ms, float((upload_ms + pairs.first_token).min()))
         urgency = self._urgency(least_ms, request.usual_first_token_ms)
-        prefill = full * (own_ms - copied_ms) + self._copy_weight(request, full) * copied_ms
         answer = weights["decode_weight"] * request.expected_output_tokens
         terms = {
             "network": urgency * (weights["network_weight"] * upload_ms),
-            "prefill": urgency * prefill,
-            "waiting": urgency * (weights["waiting_weight"] * wait_ms),
-            "stall": weights["stall_weight"] * own_ms * running,
-            "decode": answer * (now.decode_base_ms + now.decode_ms_per_request * running),
+            "prefill": urgency * whole.price,
+            "waiting": urgency * (weights["waiting_weight"] * whole.wait),
+            "stall": whole.stall,
+            "decode": answer * (now.decode_base_ms + now.decode_ms_per_request * now.running_requests),
         }
-        return Ranking(self.combine(terms, snapshot, weights), terms, least_ms)
+        if not snapshot.workers:
+            return Ranking(self.combine(terms, snapshot, weights), terms, least_ms)
+        partners: dict[Role, Rows] = {}
+        terms["room"] = answer * room_ms(request, now)
+        if remote is not None and pairs is not None:
+            # Where it is decoded it is a prefill of one token, too.
+            base, stall = now.prefill_base_ms, weights["stall_weight"] * now.running_requests
+            priced = {
+                "prefill": urgency * (remote.price[:, None] + weights["prefill_weight"] * base),
+                "waiting": urgency * weights["waiting_weight"] * (remote.wait[:, None] + pairs.link_wait),
+                "stall": remote.stall[:, None] + stall * base,
+                "transfer": urgency * weights["waiting_weight"] * pairs.transfer,  # the next one waits for it
+            }
+            terms, partners[Role.PREFILL] = with_partners(
+                terms, priced, pairs.fit, request, seed, prefills=snapshot.extra[PREFILLS] > 0.0
+            )
+        if request.media and Role.ENCODE in snapshot.workers:
+            partners[Role.ENCODE] = encoders(snapshot, request, seed)
+        return Ranking(self.combine(terms, snapshot, weights), terms, least_ms, partners)
+
+    def _cached(self, prompt_tokens: int, now: Signals[Floats]) -> Floats:
+        """Return the tokens of the prompt that each endpoint holds."""
+        if not self.discount_hits:
+            return now.cached_tokens
+        return np.minimum(now.hit_ratio * now.cached_tokens, float(prompt_tokens))
+
+    def _prefills(
+        self, request: RequestInfo, now: Signals[Floats], cached: Floats, most: float, weights: Weights
+    ) -> Prefills:
+        """Time and price the prefill at some endpoints; ``most`` is what any endpoint at all has cached."""
+        per_token, base, running = now.prefill_ms_per_token, now.prefill_base_ms, now.running_requests
+        full = weights["prefill_weight"]
+        own_ms = per_token * (request.prompt_tokens - cached) + base
+        copied_ms = per_token * (most - cached)
+        wait_ms = per_token * now.pending_uncached_tokens + 0.5 * base * (running - now.decoding_requests)
+        price = full * (own_ms - copied_ms) + self._copy_weight(request, full) * copied_ms
+        return Prefills(own_ms, wait_ms, price, weights["stall_weight"] * own_ms * running)
 
     def _upload_ms(self, body_bytes: int, now: Signals[Floats]) -> Floats:
         if not self.price_cold:

@@ -99,15 +99,13 @@ class BlockHasher:
         rest = canonical[len(blocks) * self._block_bytes :]
         # Decisions are recorded: no client's word goes into one as it is.
         session = self.export_name(request.session) if request.session else ""
-        affinity = session
-        if blocks and not session:
-            affinity = self.export_name(f"{blocks[min(AFFINITY_BLOCKS, len(blocks)) - 1]:016x}")
+        first = f"{blocks[min(AFFINITY_BLOCKS, len(blocks)) - 1]:016x}" if blocks else ""
         info = RequestInfo(
             api=request.api,
             model=request.model,
             prompt_tokens=tokens,
             max_output_tokens=request.max_output_tokens,
-            affinity_key=affinity,
+            affinity_key=session or (self.export_name(first) if first else ""),
             session=session,
             program=self.export_name(request.program) if request.program else "",
             stream=request.stream,
@@ -125,6 +123,7 @@ class BlockHasher:
             prompt_hash=xxhash.xxh3_64_intdigest(rest, blocks[-1]) if blocks else 0,
             block_tokens=block_tokens,
             token_offsets=token_offsets,
+            media=tuple(map(self.export_name, request.media)),
             **known,
         )
         if request.prompts > 1:

@@ -72,7 +72,8 @@ class PrefixIndex:
         states: StateSlots | None = None,
     ) -> None:
         self._capacity_tokens, self._max_tokens = capacity_tokens, max_tokens
-        self._states = states
+        #: As given.
+        self.states = states
         self._segments: dict[int, _Segment] = {}
         self._slots: dict[int, SlotHoldings] = {}
         #: Called with each insertion.
@@ -130,7 +131,7 @@ class PrefixIndex:
                 for slot, (before, covered) in segment.answers.items():
                     if prompt.prompt_tokens > before and alive >> slot & 1:
                         answered[slot] = covered
-        limit = None if self._states is None else partial(self._states.reusable, prompt)
+        limit = None if self.states is None else partial(self.states.reusable, prompt)
         return PrefixMatch(steps, answered, prompt.prompt_tokens, position, limit, parted=parted)
 
     def insert(self, slot: int, prompt: RequestInfo) -> float:
@@ -140,9 +141,9 @@ class PrefixIndex:
             Tokens that the slot used since it last used the longest prefix of this prompt that it held, NaN
             when it held none.
         """
-        if self._states is not None:
+        if self.states is not None:
             row = np.array([slot])
-            self._states.insert(slot, prompt, float(self.match(prompt).cached_tokens(row)[0]))
+            self.states.insert(slot, prompt, float(self.match(prompt).cached_tokens(row)[0]))
         blocks, holdings = prompt.blocks, self._holdings(slot)
         before_tokens, known = holdings.clock_tokens, list[BlockRun]()
         holdings.clock_tokens = before_tokens + len(blocks) * prompt.block_tokens
@@ -304,8 +305,8 @@ class PrefixIndex:
 
     def note_answer(self, slot: int, prompt: RequestInfo, answer_tokens: int) -> None:
         """Note an answer that the slot generated: a prompt that continues it finds its tokens cached."""
-        if self._states is not None:
-            self._states.note_answer(slot, prompt, answer_tokens)
+        if self.states is not None:
+            self.states.note_answer(slot, prompt, answer_tokens)
         segment = self._last_segment(prompt)
         if segment is None or answer_tokens <= 0 or not segment.holders >> slot & 1:
             return
@@ -345,8 +346,8 @@ class PrefixIndex:
 
     def forget(self, slot: int) -> None:
         """Forget what the slot holds, and its capacity."""
-        if self._states is not None:
-            self._states.forget(slot)
+        if self.states is not None:
+            self.states.forget(slot)
         holdings = self._slots.pop(slot, None)
         if holdings is not None:
             for key in holdings.held():

@@ -29,9 +29,13 @@ class StateSlots:
     Args:
         count: states that an engine keeps.
         chunk_tokens: most tokens of one prefill; a copy is made at the end of each.
+
+    Attributes:
+        most_tokens: the most tokens of prompts that can be taken up: a copy for each chunk.
     """
 
     def __init__(self, count: int, chunk_tokens: int) -> None:
+        self.most_tokens = count * chunk_tokens
         self._count, self._chunk_tokens = count, chunk_tokens
         # slot -> block that a copy ends in -> the tokens that it covers; the least recently used first. The
         # copy at an answer's end goes by the complement of its prompt's last block.

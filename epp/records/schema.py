@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from epp.errors import EppError
-from epp.schedule.decision import ASKED, ORIGIN, Basis, Decision, QueueWait, whole_leg
-from epp.types import NUMERIC_COLUMNS, RTT_SOURCES, Ranking, RequestInfo, Snapshot
+from epp.schedule.decision import ASKED, ORIGIN, Basis, Decision, QueueWait, legs_of
+from epp.types import NUMERIC_COLUMNS, RTT_SOURCES, Ranking, RequestInfo, Role, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -77,8 +77,14 @@ def _decision(record: Mapping[str, Any]) -> Decision:
         **{name: request[name] for name in ASKED} | {"tried_models": tuple(request["tried_models"])},
         api=record["api"],
         text_bytes=record["text_bytes"],
-        **{name: record[name] for name in (*ORIGIN, "sequences") if name in record},
+        **{name: record[name] for name in (*ORIGIN, "sequences", "last_turn") if name in record},
+        media=tuple(record.get("media", ())),
     )
+    partners = {
+        Role(role): np.array(rows, np.intp).reshape(len(snapshot), -1)
+        for role, rows in record.get("partners", {}).items()
+    }
+    ranking = Ranking(costs, terms, record["least_first_token_ms"], partners)
     return Decision(
         at_wall_s=record["at"],
         basis=Basis(record["basis"]),
@@ -89,9 +95,9 @@ def _decision(record: Mapping[str, Any]) -> Decision:
         weights_version=record["weights_version"],
         seed=record["seed"],
         tolerance=record["tie_band"],
-        ranking=Ranking(costs, terms, record["least_first_token_ms"]),
+        ranking=ranking,
         slow_start_weights=None if shares is None else _column(shares, len(snapshot)),
-        legs=whole_leg(asked, snapshot, chosen, tuple(record["fallbacks"])),
+        legs=legs_of(asked, snapshot, chosen, tuple(record["fallbacks"]), ranking.partners),
         tied=record["tied"],
         slow_start_excluded=tuple(record["held_back"]),
         arm=record["arm"],
@@ -117,6 +123,8 @@ def _fleet(record: Mapping[str, Any]) -> Snapshot:
         rtt_sources=_rtt_sources(record, count),
         models=tuple(record["served_models"]),
         extra={name: _column(values, count) for name, values in record.get("extra", {}).items()},
+        revisions=tuple(record.get("revisions", ())),
+        workers={Role(role): _fleet(seen) for role, seen in record.get("workers", {}).items()},
     )
 
 

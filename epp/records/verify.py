@@ -104,6 +104,8 @@ def compare(recorded: Decision, again: Decision, record: Mapping[str, Any]) -> s
         for name in ("fallbacks", "tied", "slow_start_excluded")
         if getattr(again, name) != getattr(recorded, name)
     ]
+    if again.legs != recorded.legs:
+        found.append(f"parts were {_parts(recorded)}, are {_parts(again)}")
     columns = [("costs", recorded.ranking.costs, again.ranking.costs)]
     columns += [
         (f"terms.{name}", column, again.ranking.terms.get(name, np.empty(0)))
@@ -113,6 +115,10 @@ def compare(recorded: Decision, again: Decision, record: Mapping[str, Any]) -> s
     same = _nearly_equal if _model_of(recorded) else np.array_equal
     found += [f"{name} differ" for name, then, now in columns if not same(then, now)]
     return f"{recorded.id}: {'; '.join(found)}" if found else ""
+
+
+def _parts(decision: Decision) -> str:
+    return ", ".join(f"{leg.role} {decision.address(leg)}" for leg in decision.legs)
 
 
 def _nearly_equal(then: NDArray[np.float64], now: NDArray[np.float64]) -> bool:

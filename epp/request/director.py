@@ -47,6 +47,7 @@ from epp.llmd.words import DROPPED_REASON, PLAIN_TEXT, dropped_reason, endpoint_
 from epp.logs import REPEATED
 from epp.metrics.metrics import models_of
 from epp.policies.base import Need
+from epp.request.disaggregation import STRIPPED, worker_headers
 from epp.request.outcomes import EstimatedReservations, Outcomes
 from epp.request.recent import PREVIEW, RecentDecisions
 from epp.request.retries import Retries
@@ -101,6 +102,8 @@ PUBLIC_MODEL_KEY, SERVED_MODEL_KEY, UNTRIED_KEY = "model_public", "model_served"
 #: Rules by which no region would serve a request, and statuses of those that are no lack of endpoints.
 _CLIENTS_FAULT = frozenset({"client", "epp_body_too_large"})
 _STATUS = {"saturated": 429, "room": 429, "hop": 403}
+#: Marks the last request of a session; no other header is known that does.
+_LAST_TURN_HEADER = "x-dynamo-session-final"
 #: Retrieves, cancels or deletes a stored response.
 _STORED_RESPONSE = re.compile(r"/v1/responses/(resp_[\w-]+)")
 #: Lists models, or describes one; what is before it is a gateway's.
@@ -127,6 +130,7 @@ class Director:
         regions: of which requests of peer regions are believed, and which may go there; None without peers.
         tracing: makes spans, if anything does.
         observers: called with every decision; they take note and do no work.
+        alone: the proxy asks no other process of this host.
 
     Attributes:
         resolver: host names to what Envoy knows.
@@ -151,6 +155,7 @@ class Director:
         regions: Regions | None,
         tracing: Tracing | None,
         observers: Sequence[Callable[[Decision], None]],
+        alone: bool = True,
     ) -> None:
         self.scheduler = scheduler
         self._observers = observers
@@ -180,7 +185,8 @@ class Director:
             self.outcomes,
             relayed=relays is not None,
             peers=() if regions is None else regions.peers,
-            queued=queueing is not None and queueing.alone,
+            queued=queueing is not None,
+            alone=alone,
         )
 
     def configure(self, config: Config) -> None:
@@ -408,6 +414,7 @@ class Director:
             known["previous_response"] = key_of(about[1]) if about else 0
             return RequestInfo(opaque=opaque, **known), hop
         known |= {"task": task_of(headers), "tried_models": tried_models(headers), "stores": parsed.stores}
+        known["last_turn"] = headers.get(_LAST_TURN_HEADER) == "true"
         if parsed.previous_response:
             known["previous_response"] = key_of(parsed.previous_response)
         tenant = headers.get(self._tenant_header, "") if self._tenant_header else ""
@@ -520,6 +527,9 @@ class Director:
         pick = Destination(",".join(endpoints), decision.id, proxy_headers=allowed)
         for header, address in self.scheduler.told_endpoints(decision).items():
             pick.set_headers[header] = resolver.known_as(address)
+        if self.scheduler.filters.has_roles:
+            pick.set_headers |= worker_headers(decision, resolver.known_as)
+            pick.remove_headers = (STRIPPED & request.headers.keys()) - pick.set_headers.keys()
         if not request.headers.get(REQUEST_ID_HEADER):
             pick.set_headers[REQUEST_ID_HEADER] = decision.id
         if protocol.emit_scores:

@@ -180,7 +180,7 @@ class Outcomes:
         ended = ended or scheduler.end(decision_id, "", now_s, report_follows=True)
         if ended is not None:
             self._waiting[decision_id] = replace(ended, cause="put-back", status=status)
-            self.answered(decision_id, ended.where, status, retry_after)
+            self.answered(decision_id, ended.at_fault, status, retry_after)
             self._settle(decision_id)
         return request
 
@@ -202,7 +202,9 @@ class Outcomes:
         failed = status == 0 or status >= _SERVER_ERROR or attempt.unserved
         counted = where in tried or self._finished.get(decision_id) in (_REPORTED, (where, True))
         if failed and not counted:
-            self._count(where, True, f"status {status}" if status else Termination.UNREACHABLE.value, now_s)
+            # What was not reached is at fault itself.
+            charged = next(iter(self._scheduler.workers_of(decision_id).values()), where) if status else where
+            self._count(charged, True, f"status {status}" if status else Termination.UNREACHABLE.value, now_s)
         tried.add(where)
         if status == NO_MODEL:
             for listener in self.on_no_model.values():
@@ -242,7 +244,7 @@ class Outcomes:
         if outcome is not None:
             outcome = self._merged(outcome, report, report.usage if counted else NO_USAGE)
         before = self._unreported.get(report.decision_id, before)
-        self._judge(report, before, empty=outcome is not None and outcome.empty)
+        self._judge(report, before, outcome)
         if outcome is None:
             if report.decision_id in self._finished:  # the stream told it all, and this report of it is due
                 self._finished[report.decision_id] = _REPORTED
@@ -320,19 +322,23 @@ class Outcomes:
         # NaN where Envoy saw no first token
         return with_itl(merged, report.e2e_ms - report.ttft_ms, Source.ENVOY)
 
-    def _judge(self, report: Report, before: _Verdict, *, empty: bool) -> None:
+    def _judge(self, report: Report, before: _Verdict, outcome: Outcome | None) -> None:
         """Count what the request says of the endpoints that it was tried on, less what was counted before.
 
         A response that the stream showed is in Envoy's report as well: counted twice, three failures would
         eject an endpoint for five.
         """
         datastore, now_s = self._scheduler.datastore, self._clock.mono_s()
+        empty = outcome is not None and outcome.empty
         tried = self._attempts.get(report.decision_id, ())
         for verdict, how in self._verdicts(report, empty=empty).items():
             where, failed = verdict
             # What the stream showed to be empty is a good answer to Envoy.
             if verdict not in (before, (before[0], False)) and not (failed and where in tried):
-                self._count(where, failed, how, now_s)
+                by_answer = report.cause not in _ENDPOINT_FAILED
+                self._count_parts(outcome, where, failed, how) if by_answer else self._count(
+                    where, failed, how, now_s
+                )
         served = self._resolver.endpoint_of(report.served)
         if report.failure is not None and report.cause is Termination.FAILED_ANSWER:
             self.answered(report.decision_id, served, report.failure.status, FULL_PAUSE_S)
@@ -363,12 +369,13 @@ class Outcomes:
     def _judge_stream(self, outcome: Outcome) -> _Verdict:
         """Count what a response that the stream showed says of its endpoint; what was counted."""
         where, status, verdict = outcome.where, outcome.verdict, _NOTHING
+        how = _EMPTY if outcome.empty else _words(outcome)
         if status >= _SERVER_ERROR or outcome.empty:
             verdict = where, True
         elif 0 < status < _CLIENT_ERROR and outcome.cause in _ANSWERED:
             verdict = where, False
         if where not in self._attempts.get(outcome.id, ()):
-            self._count(*verdict, _EMPTY if outcome.empty else _words(outcome), self._clock.mono_s())
+            self._count_parts(outcome, *verdict, how)
         if outcome.cause == FAILED_ANSWER:
             self.answered(outcome.id, where, status, FULL_PAUSE_S)
         return verdict
@@ -390,6 +397,18 @@ class Outcomes:
                 endpoint,
                 outcome.served,
             )
+
+    def _count_parts(self, outcome: Outcome | None, where: str, failed: bool, how: str) -> None:
+        """Count an answer for its endpoint and those who did a part of it; of these alone where it failed."""
+        now_s, datastore = self._clock.mono_s(), self._scheduler.datastore
+        workers = outcome.workers.values() if outcome is not None and where == outcome.where else ()
+        if not failed or not workers:
+            self._count(where, failed, how, now_s)
+        for worker in workers:
+            self._count(worker, failed, how, now_s)
+            slot = datastore.slot_of(worker)
+            if failed and slot is not None:
+                datastore.retry_after.pause_for(slot, PEER_PAUSE_S, now_s, how)
 
     def _count(self, address: str, failed: bool, how: str, now_s: float) -> None:
         """Count for an endpoint whether it failed a request; addresses outside the pool are ignored."""
@@ -509,6 +528,7 @@ class EstimatedReservations:
                 continue
             if now_s < lease.at_s(1.0):
                 self._scheduler.datastore.ledger.first_token(decision_id, now_s)
+                self._scheduler.prefilled(decision_id)
                 heapq.heappush(self._due, (lease.at_s(1.0), decision_id))
             elif now_s < lease.at_s(LONGEST) and self._borne_out(lease, now_s):
                 heapq.heappush(self._due, (now_s + TICK_S, decision_id))

@@ -50,20 +50,12 @@ class Queueing:
         clock: the time.
         metrics: counted into.
         pool: name of the pool.
-        alone: whether what Envoy sends back comes to this process: it has no other workers.
     """
 
     def __init__(
-        self,
-        binding: LateBinding,
-        longest_s: float,
-        clock: Clock,
-        metrics: Metrics,
-        pool: str,
-        *,
-        alone: bool = True,
+        self, binding: LateBinding, longest_s: float, clock: Clock, metrics: Metrics, pool: str
     ) -> None:
-        self.binding, self._longest_s, self._clock, self.alone = binding, longest_s, clock, alone
+        self.binding, self._longest_s, self._clock = binding, longest_s, clock
         self._seconds = metrics.histogram("epp_queue_seconds")
         self._metrics, self._pool = metrics, pool
         self._hold((FAIRNESS_ID, PRIORITY, "", "", pool), 0, 0)  # there from the start

@@ -4,7 +4,8 @@ An engine's refusal is retried as often as the list has further endpoints, so th
 last refusal reaches the client. The innermost Envoy does it: behind relays each of them.
 
 Where requests wait in the picker, Envoy instead sends a refused one through its filters again, once
-(`epp/envoy/put_back.lua`), with a header that tells of the refusal.
+(`epp/envoy/put_back.lua`), with a header that tells of the refusal. So it does wherever another endpoint did
+a part of the request, and whatever failed: the second time one endpoint serves it whole.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from epp.config.retries import (
     MAX_LISTED,
     MAX_RETRIES,
     MAX_RETRIES_HEADER,
+    PARTED_KEY,
     PUT_BACK_KEY,
     REFUSED_HEADER,
     RELAYED,
@@ -46,12 +48,15 @@ class Retries:
         relayed: endpoints are reached through relays.
         peers: endpoints that stand for peer regions.
         queued: requests wait in the picker.
+        alone: what Envoy sends back comes to this process: it has no other workers.
     """
 
-    def __init__(self, outcomes: Outcomes, *, relayed: bool, peers: Collection[str], queued: bool) -> None:
+    def __init__(
+        self, outcomes: Outcomes, *, relayed: bool, peers: Collection[str], queued: bool, alone: bool
+    ) -> None:
         self._outcomes, self._relayed, self._peers = outcomes, relayed, peers
         self._budget, self._secret = outcomes.retry_budget, token_hex(16)
-        self._puts_back = queued and not relayed and not peers
+        self._queued, self._may_return = queued, alone and not relayed and not peers
 
     def headers(self, decision: Decision) -> dict[str, str]:
         """Name the request headers that allow Envoy to retry an engine's refusal; none where it may not.
@@ -68,6 +73,9 @@ class Retries:
         if not count or not self._budget.allows:
             return {}
         found = {RETRY_ON_HEADER: "retriable-status-codes"}
+        # A request is longer with those who do it by parts before anything comes of it.
+        if snapshot.workers or "role" in decision.excluded:
+            found[RETRY_ON_HEADER] += ",reset"
         if count < MAX_RETRIES:
             found[MAX_RETRIES_HEADER] = str(count)
         if self._relayed:
@@ -85,13 +93,16 @@ class Retries:
             decision: of it.
             came_s: when it came.
         """
-        if not self._puts_back:
+        parted = len(decision.legs) > 1
+        if not (self._may_return and (self._queued or parted)):
             return
         # One that came back still has the id of its first decision.
         pick.proxy_headers = {**pick.proxy_headers, DECISION_HEADER: decision.id}
         if request.whole and self._budget.allows and not decision.request.came_s:
             scheme, host = request.headers.get(":scheme"), request.headers.get(":authority")
             pick.metadata[PUT_BACK_KEY] = f"{self._secret} {came_s:.3f} {scheme}://{host}{request.path}"
+            if parted:
+                pick.metadata[PARTED_KEY] = "true"
 
     def returned(self, request: HttpRequest) -> RequestInfo | None:
         """Return what a request was taken for that comes back; None for any other."""

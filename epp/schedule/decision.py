@@ -18,8 +18,8 @@ from epp.policies.base import WORTH_TERM, Ties
 from epp.policies.registry import draws, params_of
 from epp.schedule.propensities import propensities
 from epp.schedule.select import select, with_local
-from epp.signals.duration import predict_duration
-from epp.types import NUMERIC_COLUMNS, PEER_CLASS, RTT_SOURCES
+from epp.signals.duration import Duration, predict_duration
+from epp.types import HELPERS, NUMERIC_COLUMNS, PEER_CLASS, RTT_SOURCES, Role
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from epp.apis.failure import AnswerFailure
     from epp.apis.usage import Usage
     from epp.policies.base import Policy
-    from epp.signals.duration import Duration
-    from epp.types import Floats, Ranking, RequestInfo, Snapshot
+    from epp.types import Floats, Ranking, RequestInfo, Rows, Snapshot
 
 
 #: Version of the records' schema, `docs/records.md`; another number means that readers must be told.
@@ -71,17 +70,11 @@ class Basis(Enum):
     BALANCE = "balance"  # plain balancing: no prompt to price (unknown path, body that is not JSON)
 
 
-class Role(StrEnum):
-    """What an endpoint does of a request."""
-
-    WHOLE = "whole"  # prefill and decode
-
-
 class Leg(Struct, frozen=True):
     """One endpoint's part in a request.
 
     Attributes:
-        index: the endpoint, among the decision's candidates.
+        index: the endpoint, among the decision's candidates, or the workers of its role that others have.
         fallbacks: indices of those that may take its place, in order.
         role: what it does.
         reservation: key of what is reserved there (`epp.signals.ledger`).
@@ -102,11 +95,13 @@ class QueueWait(Struct, frozen=True):
         waited_s: how long.
         engine: address of the engine that served it best when it came, ``""`` for any.
         reason: what ended the wait: a clause for people.
+        held: it was an agent's turn that waited for a place of its context.
     """
 
     waited_s: float
     engine: str
     reason: str
+    held: bool = False
 
 
 class Decision(Struct, frozen=True):
@@ -170,6 +165,14 @@ class Decision(Struct, frozen=True):
         """Indices of those that may answer in its place, in order."""
         return self.legs[-1].fallbacks
 
+    def seen(self, leg: Leg) -> Snapshot:
+        """Return the signals among which a leg's endpoint is."""
+        return self.snapshot.workers[leg.role] if leg.role in HELPERS else self.snapshot
+
+    def address(self, leg: Leg) -> str:
+        """Return the address of a leg's endpoint."""
+        return self.seen(leg).endpoints[leg.index]
+
     @property
     def upstream_model(self) -> str:
         """What the pick's engine calls the model, its public name unless told otherwise."""
@@ -215,12 +218,25 @@ class Decision(Struct, frozen=True):
         return round(float(self.snapshot.uncached_tokens[self.chosen]))
 
 
-def whole_leg(
-    request: RequestInfo, seen: Snapshot, chosen: int, fallbacks: tuple[int, ...]
+def legs_of(
+    request: RequestInfo,
+    seen: Snapshot,
+    chosen: int,
+    fallbacks: tuple[int, ...],
+    partners: Mapping[Role, Rows],
 ) -> tuple[Leg, ...]:
-    """Make the legs of a request that one endpoint serves alone."""
-    expected = predict_duration(request, seen, chosen)
-    return (Leg(chosen, fallbacks, Role.WHOLE, request.decision_id, expected),)
+    """Make the legs of a request that a candidate answers, with those who do a part for it before its own."""
+    legs: list[Leg] = []
+    for role in HELPERS:
+        for number, row in enumerate(partners[role][chosen].tolist() if role in partners else ()):
+            if row >= 0:
+                expected = predict_duration(request, seen.workers[role], row)
+                alone = Duration(expected.first_token_s, expected.first_token_s)
+                legs.append(Leg(row, (), role, f"{request.decision_id} {role} {number}", alone))
+    prefiller = next((leg.index for leg in legs if leg.role is Role.PREFILL), None)
+    expected = predict_duration(request, seen, chosen, prefiller)
+    role = Role.WHOLE if prefiller is None else Role.DECODE
+    return (*legs, Leg(chosen, fallbacks, role, request.decision_id, expected))
 
 
 def to_record(
@@ -259,10 +275,8 @@ def to_record(
         "endpoints": snapshot.endpoints,
         "regions": snapshot.regions,
         "engine_classes": snapshot.engine_classes,
-        "signals": dict(zip(NUMERIC_COLUMNS, snapshot.block.tolist(), strict=True)),
-        "unknown": {
-            name: mask.nonzero()[0].tolist() for name, mask in snapshot.unknown.items() if mask.any()
-        },
+        "signals": _signals(snapshot),
+        "unknown": _unknown(snapshot),
         "rtt_sources": _rtt_sources(snapshot),
         "shares": None if decision.slow_start_weights is None else decision.slow_start_weights.tolist(),
         "held_back": decision.slow_start_excluded,
@@ -277,10 +291,45 @@ def to_record(
         **({"extra": _lists(snapshot.extra)} if snapshot.extra else {}),
         **({name: getattr(request, name) for name in ORIGIN} if request.origin_region else {}),
         **({"sequences": request.sequences} if request.sequences > 1 else {}),
+        **({"last_turn": True} if request.last_turn else {}),
         **({} if decision.wait is None else {"wait": asdict(decision.wait)}),
         "served_model": decision.upstream_model,
         "served_models": snapshot.models,
+        **(_parts(decision) if snapshot.workers else {}),
     }
+
+
+def _parts(decision: Decision) -> dict[str, Any]:
+    """Who does which part of a request, and all who might have, with the same fields as the candidates."""
+    snapshot = decision.snapshot
+    return {
+        "media": decision.request.media,
+        "revisions": snapshot.revisions,
+        "legs": [{"role": leg.role, "endpoint": decision.address(leg)} for leg in decision.legs],
+        "partners": {role: rows.tolist() for role, rows in decision.ranking.partners.items()},
+        "workers": {
+            role: {
+                "endpoints": seen.endpoints,
+                "regions": seen.regions,
+                "engine_classes": seen.engine_classes,
+                "revisions": seen.revisions,
+                "served_models": seen.models,
+                "signals": _signals(seen),
+                "unknown": _unknown(seen),
+                "rtt_sources": _rtt_sources(seen),
+                "extra": _lists(seen.extra),
+            }
+            for role, seen in snapshot.workers.items()
+        },
+    }
+
+
+def _signals(snapshot: Snapshot) -> dict[str, list[float]]:
+    return dict(zip(NUMERIC_COLUMNS, snapshot.block.tolist(), strict=True))
+
+
+def _unknown(snapshot: Snapshot) -> dict[str, list[int]]:
+    return {name: mask.nonzero()[0].tolist() for name, mask in snapshot.unknown.items() if mask.any()}
 
 
 def _lists(columns: Mapping[str, Floats]) -> dict[str, list[float]]:
@@ -350,6 +399,7 @@ class Outcome(Struct, frozen=True):
         failure: what the engine said where it failed the request, in an answer of any status.
         model: what the answer calls the model, ``""`` where it does not say. Not recorded.
         came_back: an engine had refused it before. Not recorded.
+        workers: addresses of those who did a part for the pick, by role.
     """
 
     id: str
@@ -374,6 +424,7 @@ class Outcome(Struct, frozen=True):
     failure: AnswerFailure | None = None
     model: str = ""
     came_back: bool = False
+    workers: Mapping[Role, str] = {}
 
     @property
     def empty(self) -> bool:
@@ -394,6 +445,11 @@ class Outcome(Struct, frozen=True):
     def where(self) -> str:
         """Who served it, as far as is known: the pick until something else is told."""
         return self.served or self.endpoint
+
+    @property
+    def at_fault(self) -> str:
+        """Who is charged with an error: a worker, if one did a part, as no answer says whose the error is."""
+        return next(iter(self.workers.values()), self.where)
 
     @property
     def sent_ttft_ms(self) -> float:
@@ -456,6 +512,7 @@ def outcome_record(outcome: Outcome, at_wall_s: float) -> dict[str, Any]:
         "completion_tokens": outcome.usage.completion_tokens,
         "cached_tokens": outcome.usage.cached_tokens,
         **({"answers": outcome.answers} if outcome.answers > 1 else {}),
+        **({"workers": dict(outcome.workers)} if outcome.workers else {}),
         "sources": dict(outcome.sources),
     }
 
@@ -496,7 +553,13 @@ def rerun(decision: Decision, policy: Policy, tolerance: float = 0.0) -> Decisio
         weights=weights,
         tolerance=band,
         ranking=ranking,
-        legs=whole_leg(decision.request, decision.snapshot, selection.chosen, selection.fallbacks),
+        legs=legs_of(
+            decision.request,
+            decision.snapshot,
+            selection.chosen,
+            selection.fallbacks,
+            ranking.partners,
+        ),
         tied=selection.tied,
         slow_start_excluded=selection.slow_start_excluded,
     )

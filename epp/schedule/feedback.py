@@ -14,13 +14,13 @@ from msgspec import Struct
 from epp.apis.usage import NO_USAGE, Usage
 from epp.schedule.decision import FAILED_ANSWER, FIRST_ERROR, Outcome, Source, usage_sources, with_itl
 from epp.signals.duration import prefills
-from epp.types import UPLOAD_ROUNDS, network_ms
+from epp.types import UPLOAD_ROUNDS, Role, network_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from epp.apis.failure import AnswerFailure
-    from epp.schedule.decision import Decision, Leg
+    from epp.schedule.decision import Leg
     from epp.signals.datastore import Datastore
     from epp.signals.paths import ConnectionTiming
     from epp.types import RequestInfo, Signals, Snapshot
@@ -56,6 +56,8 @@ class SentLeg(Struct, frozen=True):
         cached_tokens: what was expected to be cached there.
         distance_tokens: what `PrefixIndex.insert` said of its prompt, NaN where nothing was inserted.
         state: of the endpoint.
+        role: what it does.
+        transfer_ms: expected from its prefill to the first token: the transfer, and the start of the decode.
     """
 
     slot: int
@@ -64,6 +66,8 @@ class SentLeg(Struct, frozen=True):
     cached_tokens: float
     distance_tokens: float
     state: Sent
+    role: Role = Role.WHOLE
+    transfer_ms: float = 0.0
 
 
 @dataclass(slots=True)
@@ -93,9 +97,24 @@ class InFlight:
     model: str = ""
 
     @property
+    def tells_hits(self) -> bool:
+        """Whether the count of cached tokens says what its engine had cached, and not what was sent there."""
+        return self.request.tells_hits and self.leg.role is Role.WHOLE
+
+    @property
     def leg(self) -> SentLeg:
         """The leg that answers."""
         return self.legs[-1]
+
+    @property
+    def workers(self) -> dict[Role, str]:
+        """Who did a part for that one, by role, who prefilled first."""
+        return {leg.role: leg.endpoint for leg in self.legs[-2::-1]}
+
+    @property
+    def prefill(self) -> SentLeg:
+        """The leg that prefills."""
+        return next((leg for leg in self.legs if leg.role is Role.PREFILL), self.leg)
 
     @property
     def where(self) -> str:
@@ -134,15 +153,16 @@ def outcome_of(decision_id: str, entry: InFlight, cause: str, now_s: float) -> O
         failure=entry.failure,
         model=entry.model,
         came_back=bool(entry.request.came_s),
+        workers=entry.workers,
         sources=sources,
     )
     return with_itl(outcome, (entry.last_chunk_s - entry.first_token_s) * 1e3, Source.STREAM)
 
 
-def sent_of(leg: Leg, decision: Decision, seen: Signals[float], idle: int) -> Sent:
+def sent_of(leg: Leg, among: Snapshot, seen: Signals[float], idle: int) -> Sent:
     """Record what stands before and beside a leg where it is sent."""
     return Sent(
-        rtt_ms=math.nan if _unknown(decision.snapshot, "rtt_ms", leg.index) else seen.rtt_ms,
+        rtt_ms=math.nan if _unknown(among, "rtt_ms", leg.index) else seen.rtt_ms,
         pending_requests=seen.running_requests - seen.decoding_requests,
         pending_uncached_tokens=seen.pending_uncached_tokens,
         running_requests=seen.running_requests,
@@ -229,7 +249,7 @@ def learn_from(
             datastore.paths.observe(slot, sent.idle, timing, rtt_ms=sent.rtt_ms, body_bytes=body_bytes)
         if outcome.streamed:
             _rates(slot, entry, outcome, usage, datastore)
-    if usage.cached_tokens is not None and as_picked and request.tells_hits:
+    if usage.cached_tokens is not None and as_picked and entry.tells_hits:
         whole = counted if usage.prompt_tokens is None else usage.prompt_tokens
         expected = entry.leg.cached_tokens * whole / counted
         datastore.calibration.observe(slot, expected, float(min(usage.cached_tokens, whole)))
@@ -237,17 +257,18 @@ def learn_from(
 
 def _rates(slot: int, entry: InFlight, outcome: Outcome, usage: Usage, datastore: Datastore) -> None:
     """How long the first token and the answer took, against what stood before and beside them."""
-    sent, answer = entry.leg.state, _answer(outcome)
+    sent, answer, prefill = entry.leg.state, _answer(outcome), entry.prefill
     ttft_ms, e2e_ms = outcome.sent_ttft_ms, outcome.sent_e2e_ms  # without its client's upload
     ended_s = entry.picked_s + e2e_ms / 1e3
     if not math.isnan(ttft_ms) and not math.isnan(sent.rtt_ms):
+        before = prefill.state
         datastore.rates.observe_prefill(
-            slot,
+            prefill.slot if prefill is not entry.leg else slot,
             ended_s=ended_s,
-            requests=prefills(sent.pending_requests),
-            tokens=_uncached(entry, usage, datastore, slot) + sent.pending_uncached_tokens,
-            ttft_ms=max(ttft_ms - _network_ms(entry, sent), _LEAST * ttft_ms),
-            busy=sent.running_requests,
+            requests=prefills(before.pending_requests),
+            tokens=_uncached(entry, usage, datastore, prefill.slot) + before.pending_uncached_tokens,
+            ttft_ms=max(ttft_ms - _network_ms(entry, sent) - prefill.transfer_ms, _LEAST * ttft_ms),
+            busy=before.running_requests,
         )
     itl_ms = outcome.itl_ms
     if math.isnan(itl_ms) and answer is not None and answer > 1:
@@ -281,7 +302,7 @@ def _answer(outcome: Outcome) -> int | None:
 def _uncached(entry: InFlight, usage: Usage, datastore: Datastore, slot: int) -> float:
     """The prompt's uncached tokens as the engine told them, else as believed."""
     prompt_tokens = entry.request.prompt_tokens
-    if usage.cached_tokens is not None and entry.request.tells_hits:
+    if usage.cached_tokens is not None and entry.tells_hits:
         whole = usage.prompt_tokens or prompt_tokens
         return prompt_tokens * max(1.0 - usage.cached_tokens / whole, 0.0) if whole else 0.0
-    return datastore.calibration.to_prefill(slot, prompt_tokens, entry.leg.cached_tokens)
+    return datastore.calibration.to_prefill(slot, prompt_tokens, entry.prefill.cached_tokens)

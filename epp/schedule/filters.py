@@ -7,7 +7,7 @@ and remembered; the rules on health, context length and Retry-After are a mask p
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +16,7 @@ from msgspec import Struct
 from epp.errors import NoEndpointError
 from epp.policies.base import Policy
 from epp.schedule.subset import hosts_of
+from epp.types import HELPERS, Role, answers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -36,12 +37,14 @@ class Candidates(Struct, frozen=True):
         served_models: what each one's engine calls the model; empty when all of them call it by its public
             name.
         bound: another endpoint of the pool might answer wrongly: with another model, or where it may not.
+        workers: who may do a part of the request for these, by role.
     """
 
     slots: Slots
     excluded: Mapping[str, tuple[str, ...]]
     served_models: tuple[str, ...] = ()
     bound: bool = False
+    workers: Mapping[Role, Slots] = {}
 
 
 def allowed_regions(
@@ -89,6 +92,8 @@ class Filters:
         self._hosts: Hosts = {}
         #: Whether the model or the length of a request can matter.
         self.names_models = False
+        #: Whether an endpoint is there for a part of requests alone.
+        self.has_roles = False
         #: What a request is for that names no model: the only one of the pool, adapters aside; ``""`` where
         #: an endpoint serves any, None where there are several.
         self.only_model: str | None = ""
@@ -104,6 +109,7 @@ class Filters:
         """Take the pool as (slot, endpoint) pairs, in order."""
         self._pool = dict(endpoints)
         self._hosts = hosts_of(endpoint.address for endpoint in self._pool.values())
+        self.has_roles = any(endpoint.roles for endpoint in self._pool.values())
         self.names_models = any(
             endpoint.models or endpoint.context_tokens is not None for endpoint in self._pool.values()
         )
@@ -188,9 +194,7 @@ class Filters:
             return static.found
         excluded = dict(static.found.excluded)
         if context is not None:
-            longest = request.context_tokens
-            needed = request.prompt_tokens if longest is None else longest
-            needed += request.max_output_tokens or 0
+            needed = _context_tokens(request)
             fits = context >= needed
             if not fits.any():
                 needs = f"the request needs {needed} tokens of context"
@@ -216,7 +220,21 @@ class Filters:
             slots = self._keep(slots, free, "retry-after", excluded)
         names = tuple(served[slot] for slot in slots.tolist()) if served else ()
         bound = static.found.bound or not asked_of_all or "context" in excluded
-        return Candidates(slots, excluded, names, bound)
+        helping = partial(self._helps, request, healthy, retry_after or {})
+        workers = {role: _filtered(known, helping) for role, known in static.found.workers.items()}
+        return Candidates(slots, excluded, names, bound, _some(workers))
+
+    def _helps(
+        self, request: RequestInfo, healthy: Flags | None, retry_after: Mapping[int, float], slot: int
+    ) -> bool:
+        """Tell whether a worker may do a part of a request now."""
+        endpoint, needed = self._pool[slot], _context_tokens(request)
+        return (
+            (healthy is None or bool(healthy[slot]))
+            and slot not in retry_after
+            and (request.subset is None or endpoint.address in request.subset)
+            and (endpoint.context_tokens or needed) >= needed
+        )
 
     def _keep(
         self,
@@ -272,8 +290,16 @@ class Filters:
                 policy.admits,
                 "no endpoint has the labels that the policy's filters ask for",
             ),
+            (
+                "role",
+                lambda endpoint: answers(policy.roles(endpoint)),
+                "every endpoint that could serve the request is there to prefill or to encode",
+            ),
         )
+        workers: dict[Role, Slots] = {}
         for rule, passes, problem in rules:
+            if rule == "role" and policy.pairs:
+                workers = _workers({slot: policy.roles(endpoint) for slot, endpoint in left.items()})
             out = tuple(endpoint.address for endpoint in left.values() if not passes(endpoint))
             if out:
                 excluded[rule] = out
@@ -284,11 +310,37 @@ class Filters:
         served = {slot: endpoint.served_name(model) for slot, endpoint in left.items()}
         if all(name == model for name in served.values()):
             served = {}
+            # Both ends of a pair get the same body.
+            workers = {
+                role: _filtered(known, lambda slot: self._pool[slot].served_name(model) == model)
+                for role, known in workers.items()
+            }
         context = None
         if limits.count(None) < len(limits):
             context = np.array([np.inf if limit is None else limit for limit in limits])
         bound = bool(excluded.keys() - {"draining"}) or (
             bool(model) and any(endpoint.models for endpoint in left.values())
         )
-        found = Candidates(np.array(list(left), np.intp), excluded, tuple(served.values()), bound)
+        slots = np.array(list(left), np.intp)
+        found = Candidates(slots, excluded, tuple(served.values()), bound, _some(workers))
         return _Static(found, context, served)
+
+
+def _workers(roles: Mapping[int, frozenset[Role]]) -> dict[Role, Slots]:
+    """Return who is there for a part of requests alone, by role."""
+    return {role: np.array([slot for slot, own in roles.items() if role in own], np.intp) for role in HELPERS}
+
+
+def _some(workers: Mapping[Role, Slots]) -> dict[Role, Slots]:
+    return {role: slots for role, slots in workers.items() if len(slots)}
+
+
+def _filtered(slots: Slots, passes: Callable[[int], bool]) -> Slots:
+    return np.array([slot for slot in slots.tolist() if passes(slot)], np.intp)
+
+
+def _context_tokens(request: RequestInfo) -> int:
+    """Return the tokens of context that a request needs."""
+    longest = request.context_tokens
+    needed = request.prompt_tokens if longest is None else longest
+    return needed + (request.max_output_tokens or 0)

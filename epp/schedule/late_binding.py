@@ -352,13 +352,12 @@ class LateBinding:
     def _send_held(self, now_s: float, wall_s: float) -> list[Waiter]:
         """Send the turns of agents that have a place by now; return what is settled."""
         settled = list[Waiter]()
-        for waiter, slot in () if self.programs is None else self.programs.poll(now_s):
+        for waiter, slot, why in () if self.programs is None else self.programs.poll(now_s):
             try:
                 found = self._scheduler.locate(waiter.request, now_s)
                 if slot is not None and slot in found.slots:
                     found = _only(found, {slot}, self._datastore)
-                reason = "turns were held no longer" if slot is None else "its context had a place"
-                self._send(waiter, found, now_s, wall_s, QueueWait(now_s - waiter.came_s, "", reason))
+                self._send(waiter, found, now_s, wall_s, QueueWait(now_s - waiter.came_s, "", why, True))
             except Exception as error:  # noqa: BLE001 - that request fails, the others do not
                 waiter.refusal = error
             settled.append(waiter)
@@ -581,4 +580,4 @@ def _only(found: Candidates, slots: Collection[int], datastore: Datastore) -> Ca
     out = tuple(datastore.address_of(slot) or "" for slot in found.slots.tolist() if slot not in slots)
     models = tuple(found.served_models[row] for row in rows) if found.served_models else ()
     excluded = {**found.excluded, NO_ROOM: out}
-    return Candidates(found.slots[rows], excluded, models, found.bound)
+    return Candidates(found.slots[rows], excluded, models, found.bound, found.workers)

@@ -21,7 +21,7 @@ from epp.config.plan import Split
 from epp.config.retries import MAX_LISTED
 from epp.policies.base import Need, Ties
 from epp.policies.registry import params_of
-from epp.schedule.decision import Basis, Decision, Source, whole_leg
+from epp.schedule.decision import Basis, Decision, Source, legs_of
 from epp.schedule.feedback import (
     DONE,
     InFlight,
@@ -36,8 +36,10 @@ from epp.schedule.filters import Filters
 from epp.schedule.prompt_roots import PromptRoots
 from epp.schedule.select import LEAST_SHARE, select, with_local
 from epp.signals.datastore import Datastore
+from epp.signals.duration import transfer_ms
+from epp.signals.links import token_ms
 from epp.signals.stored_responses import key_of
-from epp.types import PREFIX_KEY_TOKENS
+from epp.types import HELPERS, PREFILLING, PREFILLS, PREFIX_KEY_TOKENS, Role, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -46,11 +48,12 @@ if TYPE_CHECKING:
     from epp.config.schema import Config
     from epp.policies.base import Policy
     from epp.prefix_cache.index import PrefixIndex
+    from epp.prefix_cache.sources import RequestMatch
     from epp.schedule.decision import Leg, Outcome
     from epp.schedule.filters import Candidates
     from epp.schedule.weights import WeightBook, Weights
     from epp.signals.paths import ConnectionTiming
-    from epp.types import Endpoint, Floats, RequestInfo, Slots, Snapshot
+    from epp.types import Endpoint, Floats, RequestInfo, Slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +92,14 @@ class Measured(Struct, frozen=True):
 
 def datastore_of(config: Config, index: PrefixIndex) -> Datastore:
     """Make a fleet with its stores as configured."""
-    return Datastore(
+    datastore = Datastore(
         index,
         stale_after_s=config.scrape.stale_after_s,
         probe_interval_s=config.probe.interval_s,
         eject_s=config.probe.eject_s,
     )
+    datastore.links.token_ms = token_ms(config.transfer.kv_bytes_per_token, config.transfer.link_gbps)
+    return datastore
 
 
 class Scheduler:
@@ -223,10 +228,45 @@ class Scheduler:
         seen = datastore.snapshot(slots, cached, request.prompt_tokens, now_s, models=models, success=success)
         if self._extras is not None:
             seen = replace(seen, extra=self._extras.columns(request, datastore, seen, slots, now_s))
+        if found.workers and (not request.came_s or self._need_partners(found.slots)):
+            seen = self._with_workers(seen, request, found, match, now_s)
         depth = 0 if match is None else match.depth_blocks
         deepest = request.blocks[depth - 1] if depth else None
         parted = match is not None and match.parted
         return Measured(self._completed(request, deepest, now_s, found), found, seen, deepest, parted)
+
+    def _with_workers(
+        self,
+        seen: Snapshot,
+        request: RequestInfo,
+        found: Candidates,
+        match: RequestMatch | None,
+        now_s: float,
+    ) -> Snapshot:
+        """Add the signals of who may do a part for the candidates, and what joins them."""
+        datastore, workers = self.datastore, dict[Role, Snapshot]()
+        for role, slots in found.workers.items():
+            cached = None if match is None else match.cached_tokens(slots)
+            other = datastore.snapshot(slots, cached, request.prompt_tokens, now_s)
+            if self._extras is not None:
+                extra = self._extras.columns(request, datastore, other, slots, now_s)
+                other = replace(other, extra=extra)
+            if seen.models:
+                names = tuple(each.served_name(request.model) for each in datastore.endpoints(slots))
+                other = replace(other, models=names)
+            workers[role] = self._joined(other, slots)
+        return replace(self._joined(seen, found.slots), workers=workers)
+
+    def _need_partners(self, slots: Slots) -> bool:
+        """Tell whether an endpoint cannot serve whole what has failed by parts."""
+        return not all(each.prefills for each in self.datastore.endpoints(slots))
+
+    def _joined(self, seen: Snapshot, slots: Slots) -> Snapshot:
+        endpoints = self.datastore.endpoints(slots)
+        revisions = tuple(each.revision for each in endpoints)
+        prefills = np.array([each.prefills for each in endpoints], np.float64)
+        extra = {**seen.extra, **self.datastore.links.columns(slots), PREFILLS: prefills}
+        return replace(seen, extra=extra, revisions=revisions)
 
     def schedule(self, measured: Measured, now_s: float, wall_s: float) -> Decision:
         """Price the candidates, and choose."""
@@ -267,7 +307,7 @@ class Scheduler:
             tolerance=band,
             ranking=ranking,
             slow_start_weights=shares,
-            legs=whole_leg(request, seen, selection.chosen, selection.fallbacks),
+            legs=legs_of(request, seen, selection.chosen, selection.fallbacks, ranking.partners),
             tied=selection.tied,
             slow_start_excluded=selection.slow_start_excluded,
             arm=arm,
@@ -287,28 +327,46 @@ class Scheduler:
             self._extras.note(decision.endpoint, request, decision.snapshot, now_s)
         if request.prompt_tokens:
             datastore.first_tokens.observe(request.model, decision.ranking.least_first_token_ms)
-        slots = measured.found.slots
-        legs = tuple(self._reserve(leg, decision, int(slots[leg.index]), now_s) for leg in decision.legs)
+        found = measured.found
+        legs = tuple(
+            self._reserve(leg, decision, int(found.workers.get(leg.role, found.slots)[leg.index]), now_s)
+            for leg in decision.legs
+        )
         self._in_flight[decision.id] = InFlight(legs, request, now_s)
+        for leg, sent in zip(decision.legs, legs, strict=True):
+            if leg.role is Role.PREFILL:
+                missing_tokens = request.prompt_tokens - legs[-1].cached_tokens
+                datastore.links.reserve(decision.id, (sent.slot, legs[-1].slot), missing_tokens)
 
     def _reserve(self, leg: Leg, decision: Decision, slot: int, now_s: float) -> SentLeg:
         datastore, request, prompt_tokens = self.datastore, decision.request, decision.request.prompt_tokens
-        seen = decision.snapshot.at(leg.index)
-        state = sent_of(leg, decision, seen, datastore.paths.started(slot, now_s))
+        seen, helps = decision.seen(leg).at(leg.index), leg.role in HELPERS
+        # Nobody connects to a helper through Envoy.
+        idle = 0 if helps else datastore.paths.started(slot, now_s)
+        state = sent_of(leg, decision.seen(leg), seen, idle)
         datastore.retry_after.sent(slot, decision.id, now_s)
+        # A hit that the engine has lost is work that the next request waits for, too.
+        uncached_tokens = round(datastore.calibration.to_prefill(slot, prompt_tokens, seen.cached_tokens))
         datastore.ledger.reserve(
             leg.reservation,
             slot,
             prompt_tokens,
-            # A hit that the engine has lost is work that the next request waits for, too.
-            round(datastore.calibration.to_prefill(slot, prompt_tokens, seen.cached_tokens)),
+            uncached_tokens if leg.role in PREFILLING else 0,
             now_s,
-            answer_tokens=request.expected_output_tokens,
+            answer_tokens=0.0 if helps else request.expected_output_tokens,
             sequences=request.sequences,
         )
-        distance_tokens = self._insert(slot, request) if prompt_tokens else math.nan
-        endpoint = decision.snapshot.endpoints[leg.index]
-        return SentLeg(slot, endpoint, leg.reservation, seen.cached_tokens, distance_tokens, state)
+        distance_tokens = math.nan
+        if prompt_tokens and leg.role is not Role.ENCODE:
+            distance_tokens = self._insert(slot, request)
+        endpoint, transfer = decision.address(leg), 0.0
+        if leg.role is Role.PREFILL:
+            decode = decision.snapshot.at(decision.chosen)
+            transfer = transfer_ms(request, decision.snapshot, decision.chosen, leg.index)
+            transfer += decode.prefill_base_ms
+        return SentLeg(
+            slot, endpoint, leg.reservation, seen.cached_tokens, distance_tokens, state, leg.role, transfer
+        )
 
     def _insert(self, slot: int, request: RequestInfo) -> float:
         """Insert a request's prompts; return what `PrefixIndex.insert` does of the first."""
@@ -384,9 +442,24 @@ class Scheduler:
         if entry is None or not math.isnan(entry.first_token_s):
             return False
         entry.first_token_s, entry.first_source = now_s, source
-        for leg in entry.legs:
-            self.datastore.ledger.first_token(leg.reservation, now_s)
+        self.datastore.ledger.first_token(entry.leg.reservation, now_s)
+        self._end_parts(decision_id, entry)
         return True
+
+    def prefilled(self, decision_id: str) -> None:
+        """End what is reserved at those who did a part for the endpoint that answers; unknown ids are fine.
+
+        The answer's engine has the prompt's KV cache then.
+        """
+        entry = self._in_flight.get(decision_id)
+        if entry is not None and entry.legs[1:]:
+            self._end_parts(decision_id, entry)
+
+    def _end_parts(self, decision_id: str, entry: InFlight) -> None:
+        for leg in entry.legs[:-1]:
+            self.datastore.ledger.end(leg.reservation)
+        if entry.legs[1:]:
+            self.datastore.links.end(decision_id)
 
     def response_started(self, decision_id: str, status: int, served: str = "") -> str:
         """Note response headers; return who answers, "" for an unknown or ended decision."""
@@ -394,6 +467,7 @@ class Scheduler:
         if entry is None:
             return ""
         entry.status = status or None
+        self._end_parts(decision_id, entry)
         self._served(entry, served)
         return entry.where
 
@@ -478,7 +552,7 @@ class Scheduler:
         elsewhere = entry.where != leg.endpoint  # nothing was predicted of that one
         if entry.request.prompt_tokens and current and not elsewhere:
             cached = with_cached(leg.slot, entry.request.api, usage, datastore).cached_tokens
-            if cached is not None and not entry.confirmed and entry.request.tells_hits:
+            if cached is not None and not entry.confirmed and entry.tells_hits:
                 entry.confirmed = True
                 datastore.index.confirm(leg.slot, leg.cached_tokens, cached, leg.distance_tokens)
             if usage.completion_tokens is not None and entry.request.prompts == 1:
@@ -500,6 +574,11 @@ class Scheduler:
         if slot is not None and current:
             datastore.stored.store(slot, key_of(response_id), now_s)
 
+    def workers_of(self, decision_id: str) -> Mapping[Role, str]:
+        """Return who does a part of a request for the endpoint picked, by role, until it is settled."""
+        entry = self._known(decision_id)
+        return {} if entry is None else entry.workers
+
     def request_of(self, decision_id: str) -> RequestInfo | None:
         """Return what a request was taken for, until it is settled."""
         entry = self._known(decision_id)
@@ -518,8 +597,8 @@ class Scheduler:
         entry = self._in_flight.pop(decision_id, None)
         if entry is None:
             return None
-        for leg in entry.legs:
-            self.datastore.ledger.end(leg.reservation)
+        self._end_parts(decision_id, entry)
+        self.datastore.ledger.end(entry.leg.reservation)
         outcome = outcome_of(decision_id, entry, cause, now_s)
         self._tell_end(outcome, now_s)
         slot = self.datastore.slot_of(outcome.where)
@@ -544,6 +623,9 @@ class Scheduler:
     def expire(self, now_s: float) -> list[Outcome]:
         """End the requests whose leases outlived their time."""
         gone = [(lease, self._in_flight.pop(lease, None)) for lease in self.datastore.ledger.expire(now_s)]
+        for lease, entry in gone:
+            if entry is not None:
+                self._end_parts(lease, entry)
         found = [outcome_of(lease, entry, "expired", now_s) for lease, entry in gone if entry is not None]
         for outcome in found:
             self._tell_end(outcome, now_s)

@@ -131,6 +131,7 @@ class App:
             clock=clock,
             admission=admission,
             queueing=self._queueing,
+            alone=self._host.balancer is None,
             tokenizers=self._tokenizers,
             relays=self._relays,
             regions=regions,
@@ -240,14 +241,7 @@ class App:
             words = "turns of agents are held for up to %g s: clients, gateways and routes must wait as long"
             log.info(words, settings.longest_s)
         binding = LateBinding(self.scheduler, settings, saturation)
-        return Queueing(
-            binding,
-            settings.longest_s,
-            self._clock,
-            self.metrics,
-            self._inference_pool,
-            alone=self._host.balancer is None,
-        )
+        return Queueing(binding, settings.longest_s, self._clock, self.metrics, self._inference_pool)
 
     def _build_learning(self) -> Learning | None:
         config = self._config
@@ -536,7 +530,7 @@ class App:
         links, recent, peers = self._config.listen.links, self.director.recent, self._peers
         live = Live(self.scheduler, recent, self._clock, peers, self._learning, history, links)
         if self._queueing is not None:
-            live.waiting = self._queueing.binding.waiting
+            live.waiting, live.programs = self._queueing.binding.waiting, self._queueing.binding.programs
         return live
 
     def _keep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -151,10 +151,6 @@ def run(arguments: argparse.Namespace) -> int:
     if not 1 <= arguments.workers <= MAX_WORKERS:
         problem, fix = f"is {arguments.workers}", f"a number from 1 to {MAX_WORKERS}: one for each core"
         raise ConfigError("command line", "--workers", problem, fix)
-    if arguments.workers > 1 and config.queue.programs.enabled:
-        raise ConfigError(
-            "command line", "--workers", "do not share agents' places", "1, or no queue.programs"
-        )
     if arguments.workers > 1:
         from epp.server.siblings import Siblings  # noqa: PLC0415  # only where it is asked for
         from epp.server.workers import Workers  # noqa: PLC0415  # likewise

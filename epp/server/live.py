@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from epp.console.history import History
     from epp.feeds.learned import Learning
     from epp.request.recent import RecentDecisions
+    from epp.schedule.program_gate import ProgramGate
     from epp.schedule.queue import Waiter
     from epp.schedule.scheduler import Scheduler
 
@@ -32,6 +33,7 @@ class Live:
         history: its last hour.
         links: titles and addresses of what an operator reads beside the page.
         waiting: lists the requests that wait.
+        programs: holds turns of agents, None where nothing does.
         loop: the picker's.
         asking: opinions that are being made, by policy.
         one_opinion: held while one is: each takes a thread for seconds.
@@ -45,6 +47,7 @@ class Live:
     history: History
     links: Mapping[str, str]
     waiting: Callable[[], list[Waiter]] = list
+    programs: ProgramGate | None = None
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     asking: dict[str, asyncio.Task[dict[str, Any]]] = field(default_factory=dict)
     one_opinion: asyncio.Lock = field(default_factory=asyncio.Lock)

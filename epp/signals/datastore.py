@@ -20,6 +20,7 @@ from epp.signals.capability import Capability
 from epp.signals.engine_metrics import EngineMetrics
 from epp.signals.health import HealthTracker
 from epp.signals.ledger import RUNNING, LoadLedger
+from epp.signals.links import Links
 from epp.signals.model_means import AnswerLengths, FirstTokens, Popularity
 from epp.signals.paths import PathTable
 from epp.signals.rates import RateTable
@@ -28,7 +29,7 @@ from epp.signals.room import Room
 from epp.signals.rtt import RttTable
 from epp.signals.slots import SlotMap, grown, rows_of
 from epp.signals.stored_responses import StoredResponses
-from epp.types import FILLABLE_COLUMNS, NUMERIC_COLUMNS, Snapshot
+from epp.types import FILLABLE_COLUMNS, NUMERIC_COLUMNS, Snapshot, answers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -190,7 +191,7 @@ class Datastore:
         eject_s: float = 5.0,
     ) -> None:
         self.index, self.prefixes = index, PrefixSources(index)
-        self.ledger = LoadLedger()
+        self.ledger, self.links = LoadLedger(), Links()
         self.rtt = RttTable(max(60.0, 10.0 * probe_interval_s))
         self.engine = EngineMetrics(stale_after_s)
         self.health = HealthTracker(eject_s, probe_interval_s)
@@ -205,8 +206,11 @@ class Datastore:
         self.stored = StoredResponses()
         self.room = Room()
         self.engine.on_sample["room"] = self.room.observe
+        self.engine.on_sample["links"] = self.links.observe
         #: Called when the pool has changed, by name.
         self.on_pool: dict[str, Callable[[], None]] = {}
+        #: Called with the slot of an endpoint whose process is another.
+        self.on_restart: dict[str, Callable[[int], None]] = {}
         #: What is known of peer regions, None where there are none.
         self.remote: Remote | None = None
         #: What other pickers promised, None where there are none.
@@ -221,7 +225,7 @@ class Datastore:
         self._names: dict[bytes, _Names] = {}
         self._named: tuple[Slots | None, _Names] = (None, ((), (), (), slice(0)))
         stores = self.ledger, self.rtt, self.engine, self.health, self.calibration, self.rates, self.paths
-        self._columns = (*stores, self.room)
+        self._columns = (*stores, self.room, self.links)
         self._slots = SlotMap(self._resize)
 
     def __len__(self) -> int:
@@ -241,6 +245,11 @@ class Datastore:
     def member(self, address: str) -> tuple[int, Endpoint] | None:
         """Return slot and endpoint of an address, None when it is not in the pool."""
         return self._members.get(address)
+
+    def endpoints(self, slots: Slots) -> list[Endpoint]:
+        """Return the endpoints of some slots."""
+        known = dict(self._members.values())
+        return [known[slot] for slot in slots.tolist()]
 
     def address_of(self, slot: int) -> str | None:
         """Return the address of the slot's endpoint, None when the slot is free."""
@@ -290,6 +299,7 @@ class Datastore:
         slot, endpoint = known
         self.index.forget(slot)
         self.ledger.forget(slot)
+        self.links.forget(slot)
         self.calibration.forget(slot)
         self.rates.assign(slot, endpoint.engine_class)
         self.paths.close(slot)
@@ -299,6 +309,8 @@ class Datastore:
         self._listed.pop(slot, None)
         self._size_index(slot, endpoint)
         self._begin_slow_start(slot, now_s)
+        for forget in self.on_restart.values():
+            forget(slot)
 
     def labels(self, key: str) -> dict[int, str]:
         """Return the value of a label by slot, of the endpoints that have it."""
@@ -319,11 +331,16 @@ class Datastore:
         self._size_index(slot, self._members[address][1])
 
     def kv_capacity_tokens(self, slot: int) -> int | None:
-        """Return the KV capacity of an endpoint, as configured or reported; None where it is not known."""
+        """Return the KV capacity of an endpoint, as configured or reported; None where it is not known.
+
+        An engine of a hybrid model keeps no more than its states let it take up.
+        """
         address = self._slots.address_of(slot)
         if address is None or address not in self._members:
             return None
-        return self._members[address][1].kv_capacity_tokens or self._learned_tokens.get(slot)
+        tokens = self._members[address][1].kv_capacity_tokens or self._learned_tokens.get(slot)
+        states = self.index.states
+        return min(tokens, states.most_tokens) if tokens and states is not None else tokens
 
     def learn_models(self, slot: int, listed: Mapping[str, ListedModel]) -> None:
         """Take the models that an engine lists, by its names."""
@@ -412,13 +429,15 @@ class Datastore:
         return self.remote is not None and self.remote.is_peer(slot)
 
     def serving(self, now_s: float) -> Slots:
-        """Find the slots of the own engines that may serve now."""
+        """Find the slots of the own engines that may answer now."""
         standing, paused = self.health.standing(now_s), self.retry_after.until_s(now_s) or {}
         return np.array(
             [
                 slot
                 for slot, endpoint in self.members
-                if not (endpoint.draining or slot in paused or self.is_peer(slot)) and standing.serves(slot)
+                if answers(endpoint.roles)
+                and not (endpoint.draining or slot in paused or self.is_peer(slot))
+                and standing.serves(slot)
             ],
             np.intp,
         )

@@ -68,6 +68,8 @@ class EngineSample:
         generation_tokens_total: generated tokens so far.
         kv_block_tokens: tokens of a block of the KV cache, where only whole blocks are found again.
         adapters: its LoRA adapters.
+        role: what it does of requests by its own word, ``""`` where it says nothing.
+        transfer_s_total: seconds that KV caches have come to it so far, each for itself.
     """
 
     engine: str = ""
@@ -80,6 +82,8 @@ class EngineSample:
     generation_tokens_total: float | None = None
     kv_block_tokens: int | None = None
     adapters: Adapters = NO_ADAPTERS
+    role: str = ""
+    transfer_s_total: float | None = None
 
 
 #: By engine and meaning, names of which the first that is present counts. The first engine of which a name is
@@ -96,6 +100,7 @@ ENGINES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "prompt_tokens": ("vllm:prompt_tokens_total",),
         "generation_tokens": ("vllm:generation_tokens_total",),
         "adapters": ("vllm:lora_requests_info",),
+        "transfer": ("vllm:nixl_xfer_time_seconds_sum",),
     },
     "sglang": {
         "running": ("sglang:num_running_reqs",),
@@ -159,6 +164,8 @@ ENGINES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
 }
 START = "process_start_time_seconds"
+#: SGLang's label for ``prefill``, ``decode`` or ``unified``.
+_ROLE = b"engine_type"
 
 
 def canonical(name: str) -> str:
@@ -202,6 +209,7 @@ class Plan:
                 "in_flight",
                 "prompt_tokens",
                 "generation_tokens",
+                "transfer",
             )
         )
         info, *sizes = spec.get("info", ("", ""))
@@ -210,6 +218,10 @@ class Plan:
         block, count = (self._by_scheduler(name) for name in spec.get("product", ("", "")))
         self._products = [((block[key],), (count[key],)) for key in block if key in count]
         found = [each for name in spec.get("adapters", ()) for each in self._found.get(canonical(name), ())]
+        shown = [
+            labels for name in spec.get("running", ()) for _, labels in self._found.get(canonical(name), ())
+        ]
+        self._role = next((labels.get(_ROLE, b"").decode("utf-8", "replace") for labels in shown), "")
         self._adapters = [(at, _adapters(labels)) for at, labels in found]
         del self._found
 
@@ -217,7 +229,7 @@ class Plan:
         """Add up numbers in the order of the series; NaN for what is no number."""
         usage = _reduce(numbers, self._kv_usage, _mean)
         counts = (_reduce(numbers, groups, sum) for groups in self._counts)
-        running, waiting, in_flight, prompt, generation = counts
+        running, waiting, in_flight, prompt, generation, transfer = counts
         if in_flight is not None:
             running = max(in_flight - (waiting or 0.0), 0.0)
         return EngineSample(
@@ -232,6 +244,8 @@ class Plan:
             int(self._block_tokens or 0) or None,
             # Each set of adapters has a series, whose number is the time at which it came to be.
             max(self._adapters, key=lambda each: numbers[each[0]], default=(0, NO_ADAPTERS))[1],
+            self._role,
+            transfer,
         )
 
     def _capacity_tokens(self, numbers: Sequence[float]) -> int | None:

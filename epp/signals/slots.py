@@ -59,7 +59,7 @@ class SlotMap:
 
     def address_of(self, slot: int) -> str | None:
         """Return the address in the slot, None when it is free."""
-        return self._addresses[slot] if slot < len(self._addresses) else None
+        return self._addresses[slot] if 0 <= slot < len(self._addresses) else None
 
     def take(self, address: str) -> int:
         """Give an address that has none a slot."""

@@ -41,6 +41,13 @@ epp lab compare --workload art-chat --seconds 60 --over-http ours=http://127.0.0
 epp lab trace records
 epp lab trace art-chat --seconds 600""",
     ),
+    "lab advise": (
+        "epp_lab.advise",
+        "whole GPUs or prefill and decode apart, for a load",
+        """\
+epp lab advise --trace records --gpus 8 --engine fleet.json --kv-bytes-per-token 131072
+epp lab advise --workload mooncake-chat --load 4 --gpus 32 --gpus-per-worker 4 --engine h100x4-70b""",
+    ),
     "lab experiments": (
         "epp_lab.experiment",
         "run an experiment: cells, entries, seeds, table",

@@ -227,15 +227,15 @@ def _text(experiment: Experiment, measure: str, values: Floats) -> str:
     if measure in experiment.events:
         share, low, high = share_interval(known)
         return f"{share:.4g} [{low:.4g}, {high:.4g}]"
-    return _mean_text(known, ".4g")
+    return mean_text(known, ".4g")
 
 
 def ratio_text(logs: Floats) -> str:
     """Write the geometric mean of ratios, given their logarithms, as tables do."""
-    return _mean_text(logs, ".3f", np.exp)
+    return mean_text(logs, ".3f", np.exp)
 
 
-def _mean_text(values: Floats, form: str, scale: Callable[[Floats], Floats] = np.asarray) -> str:
+def mean_text(values: Floats, form: str, scale: Callable[[Floats], Floats] = np.asarray) -> str:
     """Write the mean of the known values with its interval, of few with the least and the most."""
     known = values[~np.isnan(values)]
     if not len(known):
@@ -285,6 +285,7 @@ def main(name: str, experiment: Experiment, argv: Sequence[str]) -> int:
     parser.add_argument(
         "--seeds", type=number_from(1), default=experiment.seeds, help="how many (%(default)s)"
     )
+    parser.add_argument("--from-seed", type=int, default=0, metavar="N", help="the first one (%(default)s)")
     parser.add_argument("--jobs", type=int, default=1, help="processes (%(default)s)")
     kept = Path("build", "lab", f"{name}.jsonl")
     parser.add_argument("--kept", type=Path, default=kept, metavar="FILE", help="kept runs (%(default)s)")
@@ -298,7 +299,7 @@ def main(name: str, experiment: Experiment, argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     if experiment.takes_fleet:
         experiment = replace(experiment, run=partial(experiment.run, fleet=arguments.fleet))
-    seeds = range(arguments.seeds)
+    seeds = range(arguments.from_seed, arguments.from_seed + arguments.seeds)
     runs = execute(
         experiment,
         seeds=seeds,
@@ -313,7 +314,7 @@ def main(name: str, experiment: Experiment, argv: Sequence[str]) -> int:
     commits = ", ".join(sorted({run.commit for run in runs}))
     made = origin() | {"commit": commits}
     print(f"version {made['version']}, commit {commits}, {made['date']}")
-    print(f"seeds 0 to {seeds[-1]}; {minutes:.1f} min of CPU\n")
+    print(f"seeds {seeds[0]} to {seeds[-1]}; {minutes:.1f} min of CPU\n")
     text = table(experiment, runs)
     if experiment.summary:
         text += f"\n\n{experiment.summary(runs)}"

@@ -29,7 +29,7 @@ class Cluster:
 
     def do(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run something on the server's loop."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(20)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(240)
 
     def stop(self) -> None:
         """Stop all of it."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.apis.anthropic import Messages
@@ -113,7 +113,6 @@ def messages(given_: list[Any], **fields: Any) -> bytes:
     return Messages.parse(json.dumps(body).encode(), {}).canonical
 
 
-@settings(max_examples=50)
 @given(talk, talk, text, st.lists(fixed(name=some, input_schema=fixed(type="object")), max_size=2))
 def test_messages(one: list[Any], two: list[Any], system: str, tools: list[Any]) -> None:
     first, both = (messages(turns, system=system, tools=tools) for turns in (one, one + two))
@@ -137,7 +136,6 @@ def response(given_: list[Any], **fields: Any) -> bytes:
     return Responses.parse(json.dumps({"model": "m", "input": given_, **fields}).encode(), {}).canonical
 
 
-@settings(max_examples=50)
 @given(items, items, text)
 def test_responses(one: list[Any], two: list[Any], instructions: str) -> None:
     first, both = (response(turns, instructions=instructions) for turns in (one, one + two))

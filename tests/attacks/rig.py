@@ -40,7 +40,7 @@ SLOW_MS = 50.0
 _PROCESSES = 2
 _LOOK_S = 0.05
 #: Longest wait for a picker to be itself again, and before an attack to serve all probes.
-_RECOVERY_S, _SERVED_S = 15.0, 30.0
+_RECOVERY_S, _SERVED_S = 15.0, 240.0
 
 
 class Sample(NamedTuple):

@@ -31,7 +31,7 @@ def rig() -> Iterator[Rig]:
 
 @pytest.mark.parametrize("name", FLOODS)
 def test_peers_that_behave_are_served(rig: Rig, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    row = rig.run(name, seconds=0.5, connections=4, slow_ms=5000, quiet_s=0.1)
+    row = rig.run(name, seconds=0.2, connections=4, slow_ms=5000, quiet_s=0.1)
     with capsys.disabled():
         print(f"\n{header(row)}" if name == next(iter(FLOODS)) else "", line(row), sep="\n")
     assert not row.failures

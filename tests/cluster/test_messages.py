@@ -28,6 +28,7 @@ from epp.errors import UnreadableError
 from epp.prefix_cache.index import PrefixIndex
 from epp.prefix_cache.prefix import BlockRun, Prefix
 from epp.regions import summary
+from epp.schedule.program_sharing import ProgramsState, ProgramState
 from epp.wire import read, unpack
 
 if TYPE_CHECKING:
@@ -50,6 +51,10 @@ MESSAGE = Message(
     lead=Lead(3, "b", 1.7e9),
     changed_s=1.7e9,
     queue={0: (1, 0.5, {"a": 9.0})},
+    held={1: (1, 0.5, {"a": 9.0})},
+    programs=ProgramsState(
+        [ProgramState(2**64 - 1, 1, 9, "a:1", 9e4, 1e4, True, True, 0.0, 9.0, 3)], 12.0, "", {"a:1": 7.0}
+    ),
 )
 SUMMARY = summary.Summary(
     "eu", "key", "a", 3, 1.7e9, 2, 1.0, (1.0,) * 5, (1.0, 1.0, 0.5, 1.0), (1.0,) * 4, 1.0, bytes(8)

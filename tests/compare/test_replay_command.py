@@ -101,7 +101,7 @@ class TestSimulated:
             ((), "--workload or --trace"),
             (("--workload", "demo", "--policy", "gorgi"), "unknown policy"),
             (("--workload", "demo", "--policy", "random", "--candidate", "gorgo"), "not among"),
-            (("--workload", "demo", "--policy", "random", "--warmup", "900"), "leaves nothing to judge of"),
+            ((*SMALL, "--policy", "random", "--seeds", "1", "--warmup", "900"), "leaves nothing to judge of"),
             (("--trace", "nowhere.jsonl", "--policy", "random"), "nowhere.jsonl"),
             (("--workload", "demo", "--over-http", "http://x", "--tune", "3"), "simulated"),
         ],

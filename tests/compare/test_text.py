@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from epp_lab.compare.text import chat_messages, prompt_text
@@ -27,7 +27,6 @@ def chat(r: TraceRequest) -> list[tuple[str, str]]:
     right=st.lists(st.integers(20, 29), max_size=4),
     cut=st.integers(0, 15),
 )
-@settings(max_examples=60)
 def test_common_ids_are_common_bytes_and_others_are_not(
     shared: list[int], left: list[int], right: list[int], cut: int
 ) -> None:
@@ -49,7 +48,6 @@ def test_known_turns_alternate_and_cut_where_told() -> None:
 
 
 @given(ids=st.lists(st.integers(0, 200), min_size=1, max_size=40, unique=True), extra=st.integers(1, 60))
-@settings(max_examples=60)
 def test_without_known_turns_a_longer_prompt_still_continues_the_shorter(ids: list[int], extra: int) -> None:
     short = chat(request(64 * len(ids), tuple(ids), size=64))
     longer = chat(request(64 * len(ids) + extra, (*ids, 1000), size=64))

@@ -40,11 +40,6 @@ from epp.errors import ConfigError
         ("weights_file: w.yaml\noverrides_file: ./w.yaml", "overrides_file", "a file each"),
         ("pool: {}\npool: {}", "", "duplicate key 'pool'"),
         ("queue: {programs: {enabled: true}}", "queue", "queue.enabled: true"),
-        (
-            "queue: {enabled: true, programs: {enabled: true}}\nnats: {url: n}\nprefix: {secret_file: s}",
-            "",
-            "a picker alone",
-        ),
         ("a: [", "", "valid YAML"),
         ("- 1", "", "got 'array' (keys and values"),
         ("1: 2", "", "key 1 is not text"),

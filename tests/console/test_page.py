@@ -30,6 +30,7 @@ from tests.kit.browser import chromium
 from tests.kit.clock import ManualClock
 from tests.kit.events import opinion, pictures
 from tests.kit.picker import PickerProcess, Serving
+from tests.schedule.test_program_gate import FIRST, Talk
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,7 +49,7 @@ async def test_decisions_show_and_are_explained_by_keyboard(tmp_path: Path) -> N
         await serving.chat()
         await page.until(f"{ROWS} === 1")
 
-        await page.until("document.querySelector('#totals tr') !== null", 60.0)
+        await page.until("document.querySelector('#totals tr') !== null")
         await page.press("g")
         assert await page.look("document.querySelector('#totals td').textContent") == "sim-model"
         await page.press("j")
@@ -220,6 +221,23 @@ async def test_an_endpoint_that_gets_no_requests_shows_why_and_since_when(tmp_pa
     }
 
 
+async def test_agents_show_by_engine_what_of_its_cache_they_need_and_how_long_the_next_turn_may_wait(
+    tmp_path: Path,
+) -> None:
+    app, clock, talk = app_of(tmp_path), ManualClock(), Talk(FIRST)
+    talk.ask("a", 60_000, "a")
+    talk.end("a")
+    talk.ask("b", 60_000, "b")
+    clock.advance(130.0)
+    history = History(talk.scheduler.datastore, clock)
+    live = Live(talk.scheduler, app.director.recent, clock, None, None, history, {})
+    live.waiting, live.programs = talk.binding.waiting, talk.programs
+    shown = frame(live)
+    assert [row["agents"] for row in shown["fleet"]] == ["1 agents, 60%, 0 wait"]
+    assert shown["queue"] == [(0, "default-flow", "a place of its context in a KV cache", 1, 130.0)]
+    assert "agents: 1 turns are held, the first for 410 s more at most; " in shown["words"][-1]
+
+
 @pytest.mark.envoy
 async def test_top_shows_the_same_in_a_terminal(tmp_path: Path) -> None:
     async with Serving(tmp_path) as serving:
@@ -260,7 +278,7 @@ async def test_top_shows_the_same_in_a_terminal(tmp_path: Path) -> None:
 async def until_printed(terminal: int, words: str) -> None:
     """Read a terminal until it shows something."""
     shown = ""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         while words not in shown:
             ready, _, _ = select.select([terminal], [], [], 0)
             if ready:

@@ -104,6 +104,15 @@ def test_what_is_better_in_all_that_matters_is_told_alone() -> None:
             },
             f"over {B} because 1.6 more by queue-scorer outweighs 1.2 less by prefix-cache-scorer",
         ),
+        (
+            {
+                "policy": "llm-d-stages",
+                "params": {"stages": {"decode": {"profile": {"scorer_weights": {"queue-scorer": 2.0}}}}},
+                "terms": {"queue-scorer": [1.0, 0.2], "score": [2.0, 0.4]},
+                "costs": [0.0, 1.6],
+            },
+            f"over {B} because of 1.6 more by queue-scorer",
+        ),
     ],
 )
 def test_draws_sessions_turns_and_other_policies_are_told_in_their_own_words(

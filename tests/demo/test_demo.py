@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from epp.cli import main
 from epp_lab.compare.load import RequestResult
-from epp_lab.demo import load, overload
+from epp_lab.demo import agents, load, overload
 from epp_lab.demo.command import verdict
 from epp_lab.demo.example import exit_status, output
 
@@ -78,3 +78,12 @@ def test_the_overload_is_what_it_says_of_itself() -> None:
     assert 0.4 < by_tenant["t0"] / len(requests) < 0.7
     assert len(by_tenant) == 4
     assert {request.priority for request in requests} == {0, 1}
+
+
+def test_the_agents_contexts_are_twice_the_kv_caches() -> None:
+    requests = agents.generate(1)
+    assert len(requests) == agents.AGENTS * agents.TURNS
+    shared = set.intersection(*(set(request.block_ids) for request in requests))
+    own_tokens = [request.prompt_tokens - 64 * len(shared) for request in requests]
+    load = sum(own_tokens) / agents.TURNS / (len(agents.NAMES) * agents.KV_TOKENS)
+    assert 1.9 < load < 2.1

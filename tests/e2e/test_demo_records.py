@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 
-#: Client and Envoy are two processes on one busy machine: most requests are this near.
-NEAR_MS = 30.0
+#: Client and Envoy are two processes on one busy machine: most requests are this near, or by this share of what they took.
+NEAR_MS, NEAR_SHARE = 30.0, 0.25
 #: The client's span of a request holds Envoy's; the two clocks are read at different instants.
 CLOCKS_MS = 3.0
 
@@ -83,7 +83,7 @@ async def test_latencies_are_what_the_client_saw(ran: Ran, fact: str) -> None:
     values = both(ran.pairs, fact)
     assert len(values) == len(ran.pairs)
     later = [client - record for client, record in values]
-    assert median(later) < NEAR_MS
+    assert median(later) < NEAR_MS + NEAR_SHARE * median(client for client, _ in values)
     earlier = [difference for difference in later if difference < -CLOCKS_MS]
     assert len(earlier) <= 0.05 * len(later), sorted(later)
 

@@ -43,12 +43,10 @@ async def test_in_full_duplex_a_killed_picker_cuts_answers_in_flight_only(tmp_pa
         assert await stream()
 
 
-@pytest.mark.parametrize("variant", [Variant.STANDALONE, Variant.ORIGINAL_DST])
-async def test_answers_that_do_not_pass_the_picker_outlive_it(tmp_path: Path, variant: Variant) -> None:
+async def test_answers_that_do_not_pass_the_picker_outlive_it(tmp_path: Path) -> None:
     slow = [quick_config("a", engine_class=STEADY, answer_tokens=200)]
-    policy = {"fallbacks": 0} if variant is Variant.ORIGINAL_DST else {}
     async with (
-        Serving(tmp_path, replicas=slow, variant=variant, policy=policy) as serving,
+        Serving(tmp_path, replicas=slow) as serving,
         serving.answering(max_tokens=100) as answer,
     ):
         await serving.picker.kill()

@@ -52,7 +52,6 @@ SPEECHES = {
         Speech(BodyMode.BUFFERED, fields={"allow_mode_override": False}),
         ("whole", "whole", "unread"),
     ),
-    "partial": (Speech(BodyMode.BUFFERED_PARTIAL), ("whole", "whole", "unread")),
     "partial, 64 KiB": (
         Speech(BodyMode.BUFFERED_PARTIAL, buffer_bytes=65536),
         ("whole", "cut", "unread"),
@@ -60,10 +59,6 @@ SPEECHES = {
     "streamed, shown": (Speech(BodyMode.STREAMED, BodyMode.STREAMED), UNREAD),
     "full duplex": (DUPLEX, ("whole", "whole", "unread")),
     "full duplex, left": (DUPLEX, ("whole", "whole", "unread")),
-    "streamed-ahead, 32 KiB": (
-        Speech(BodyMode.STREAMED, fields=AHEAD, buffer_bytes=32768),
-        ("whole", "unread", "unread"),
-    ),
 }
 
 

@@ -31,7 +31,7 @@ class Answer:
 async def ask(url: str, *, body: Any = b"{}", headers: dict[str, str] | None = None) -> Answer:
     """One request; `served` is the replica's own address, empty when none answered."""
     async with (
-        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session,
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=240)) as session,
         session.post(f"{url}/v1/chat/completions", data=body, headers=headers) as response,
     ):
         body = await response.read()

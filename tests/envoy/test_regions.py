@@ -106,7 +106,7 @@ async def send(
     url: str, headers: dict[str, str] | None = None, tls: ssl.SSLContext | None = None, body: bytes = b"{}"
 ) -> Answer:
     async with (
-        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session,
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=240)) as session,
         session.post(url, data=body, headers=headers, ssl=tls or False) as response,
     ):
         answer = await response.read()
@@ -303,7 +303,7 @@ async def test_who_does_not_say_who_it_is_is_cut_off(
     greeting = certified(world, EU).wrap_bio(ssl.MemoryBIO(), outgoing)
     with pytest.raises(ssl.SSLWantReadError):
         greeting.do_handshake()
-    async with EnvoyProcess(chosen, folder=tmp_path), asyncio.timeout(5):
+    async with EnvoyProcess(chosen, folder=tmp_path), asyncio.timeout(240):
         host, port = moved.addresses(US)[0].split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(outgoing.read())

@@ -135,14 +135,14 @@ async def test_a_picker_that_hangs(rig: Scripted) -> None:
     rig.says(rig.addresses[0])
     rig.picker.going.clear()
     asked = asyncio.ensure_future(rig.ask())
-    await asyncio.wait([asked], timeout=0.5 if rig.gateway.duplex else 10)
+    await asyncio.wait([asked], timeout=0.5 if rig.gateway.duplex else 240)
     assert asked.done() is not rig.gateway.duplex
     rig.picker.going.set()
     waited = 200 if rig.gateway.duplex or rig.gateway.opens else 504
     assert (await asked).status == waited
 
 
-@pytest.mark.parametrize("name", [name for name, gateway in GATEWAYS.items() if gateway.reads == "header"])
+@pytest.mark.parametrize("name", ["ai-buffered", "llm-d-service", "envoy-gateway"])
 async def test_the_cure_of_clients_destinations(tmp_path: Path, name: str) -> None:
     """The header is removed as soon as it is read, and picks are obeyed as before."""
     async with scripted(GATEWAYS[name], tmp_path, strips=True) as rig:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
-_START_S, _ANSWER_S = 60.0, 60.0
+_START_S, _ANSWER_S = 240.0, 240.0
 #: Keys that the browser itself acts on.
 _KEYS: dict[str, dict[str, Any]] = {"Enter": {"text": "\r"}, "Escape": {"windowsVirtualKeyCode": 27}}
 
@@ -120,7 +120,7 @@ class Chromium:
             raise EppError(f"{expression}: {found['exceptionDetails']}")
         return found["result"].get("value")
 
-    async def until(self, expression: str, within_s: float = 10.0) -> None:
+    async def until(self, expression: str, within_s: float = 240.0) -> None:
         """Wait until JavaScript gives true.
 
         Raises:

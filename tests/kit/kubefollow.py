@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from epp.kube.reconcile import Discovered
 
 #: How long a change may take to arrive: far more than it needs on any machine.
-PATIENCE_S = 30.0
+PATIENCE_S = 240.0
 
 
 class Counted:

@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.kit.ports import free_ports
 
 #: How long either process may take to be ready: far more than it needs on any machine.
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 ADMIN, PICKER = "admin-token", "picker-token"
 
 

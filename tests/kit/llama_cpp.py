@@ -97,14 +97,15 @@ def running_llama_cpp(folder: Path, name: str, **fields: Any) -> Iterator[str]:
         del server
 
 
-def llama_cpp_process(folder: Path) -> EngineProcess:
-    """A server of `MODEL` in a process of its own, with two slots and its metrics."""
+def llama_cpp_process(folder: Path, **fields: Any) -> EngineProcess:
+    """A server of `MODEL` in a process of its own, with two slots and its metrics; fields as JSON has them."""
     for module in ("gguf", "xllamacpp"):
         pytest.importorskip(module, reason=f"{module} is not installed: llama.cpp and its models")
     port = free_ports()
     home = folder / str(port)
     home.mkdir()
-    return EngineProcess(sys.executable, ["-m", "tests.kit.llama_cpp", str(home), str(port)], port, folder)
+    words = ["-m", "tests.kit.llama_cpp", str(home), str(port), json.dumps(fields)]
+    return EngineProcess(sys.executable, words, port, folder)
 
 
 if __name__ == "__main__":
@@ -112,8 +113,7 @@ if __name__ == "__main__":
         Path(sys.argv[1]),
         MODEL,
         port=int(sys.argv[2]),
-        n_parallel=2,
-        n_ctx=2 * CONTEXT_TOKENS,
         endpoint_metrics=True,
+        **{"n_parallel": 2, "n_ctx": 2 * CONTEXT_TOKENS, **json.loads(sys.argv[3])},
     ):
         threading.Event().wait()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 
-from epp.envoy.child import Child
 from tests.kit import kubeobjects as objects
+from tests.kit.forked import Forked
 from tests.kit.kubefollow import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -31,11 +31,9 @@ async def picker_by_flags(folder: Path, plugins: str, *words: str) -> AsyncItera
         "serve", "--pool-namespace", objects.NAMESPACE, "--config-file", str(config), "--ready-file", str(ready),
         "--grpc-health-port", "0", "--grpc-port", "0", "--metrics-port", "0",
     ]  # fmt: skip
-    async with Child("picker", [*common, *words], folder) as child, aiohttp.ClientSession() as http:
+    async with Forked("picker", [*common, *words], folder) as child, aiohttp.ClientSession() as http:
         async with asyncio.timeout(PATIENCE_S):
-            while not ready.exists():
-                child.check()
-                await asyncio.sleep(0.02)
+            await child.until(ready.exists)
             addresses = json.loads(ready.read_text())
             while (await http.get(f"http://{loopback(addresses['http'])}/readyz")).status != 200:
                 await asyncio.sleep(0.05)
@@ -82,4 +80,38 @@ flowControl:
 schedulingProfiles:
 - name: default
   plugins: [{{pluginRef: queue-scorer}}]
+"""
+#: Values of llm-d's guide for prefill and decode.
+PARTED = """
+router:
+  extraServicePorts: [{name: http, port: 80, protocol: TCP, targetPort: 8081}]
+  epp:
+    replicas: 1
+    pluginsConfigFile: pd-config.yaml
+    pluginsCustomConfig:
+      pd-config.yaml: |
+        apiVersion: llm-d.ai/v1
+        kind: EndpointPickerConfig
+        plugins:
+        - type: always-disagg-pd-decider
+        - {type: disagg-profile-handler, parameters: {deciders: {prefill: always-disagg-pd-decider}}}
+        - type: prefill-filter
+        - type: decode-filter
+        - {type: approx-prefix-cache-producer, parameters: {maxPrefixTokensToMatch: 131072}}
+        - type: inflight-load-producer
+        - {type: prefix-cache-affinity-filter, parameters: {peakPrefillThroughput: 33821}}
+        - type: token-load-scorer
+        - type: active-request-scorer
+        - type: max-score-picker
+        schedulingProfiles:
+        - name: prefill
+          plugins:
+          - pluginRef: prefill-filter
+          - pluginRef: prefix-cache-affinity-filter
+          - pluginRef: token-load-scorer
+          - pluginRef: max-score-picker
+        - name: decode
+          plugins: [{pluginRef: decode-filter}, {pluginRef: active-request-scorer}, {pluginRef: max-score-picker}]
+  modelServers:
+    matchLabels: {llm-d.ai/guide: pd-disaggregation}
 """

@@ -18,6 +18,7 @@ from epp.envoy.child import EPP, Child
 from epp.envoy.process import EnvoyProcess
 from epp.envoy.settings import EnvoySettings, Variant
 from epp_lab.sim.http import SimReplica
+from tests.kit.forked import Forked
 from tests.kit.ports import free_ports
 from tests.kit.replicas import CHAT, MODEL, RESPONSES, chat_body, metric, quick_config
 from tests.kit.transports import CHOSEN
@@ -66,7 +67,9 @@ class PickerProcess:
             str(folder / "ready.json"),
             *options,
         ]
-        self._child = Child("picker", words, folder, program)
+        self._child: Child | Forked = (
+            Forked("picker", words, folder) if program is EPP else Child("picker", words, folder, program)
+        )
         self.grpc = self.http = self.first_token = ""
 
     async def start(self) -> None:

@@ -7,7 +7,9 @@ import os
 import socket
 from contextlib import ExitStack
 
-_LANE = 20_000 + os.getpid() % 32 * 350
+#: Workers of one run have one parent, so that no two share a lane.
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_LANE = 20_000 + (os.getppid() + _WORKER) % 32 * 350
 _ports = itertools.cycle(range(_LANE, _LANE + 350))
 
 

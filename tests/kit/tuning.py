@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -190,3 +191,21 @@ class Deployment:
     def words(self) -> str:
         """All notes."""
         return "\n".join(f"{n.before} -> {n.after}: {n.reason}" for n in self.notes)
+
+
+_LIVES: dict[str, tuple[Deployment, dict[str, Deployment]]] = {}
+
+
+def reached(phase: str, effect: Effect, **fields: Any) -> Deployment:
+    """A deployment when the candidate `NEW`, which does this, first comes to a phase: one life serves all tests."""
+    key = repr((effect, fields))
+    if key not in _LIVES:
+        _LIVES[key] = Deployment(when_new(effect), [NEW], **fields), {}
+    world, seen = _LIVES[key]
+    while phase not in seen:
+        if world.state.phase not in seen:
+            seen[world.state.phase] = deepcopy(world)
+        else:
+            world.tick()
+        assert world.ticks < 4000, f"still in {world.state.phase}: {world.state.reason}"
+    return deepcopy(seen[phase])

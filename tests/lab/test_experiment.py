@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epp.cli import main as cli
-from epp_lab.experiment import Experiment, execute, find, main, names, table
+from epp_lab.experiment import Experiment, execute, find, main, names, read_kept, table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,10 +79,18 @@ def test_the_command_prints_question_and_table(tmp_path: Path, capsys: pytest.Ca
     out = capsys.readouterr().out
     assert "Is new faster?" in out
     assert "| huge | new |" in out
+    assert "seeds 0 to 1;" in out
     assert " min of CPU" in out
     with pytest.raises(SystemExit):
         main("try", EXPERIMENT, ["--cells", "hug"])
     assert "'hug' is none of near, far, huge" in capsys.readouterr().err
+
+
+def test_seeds_may_begin_later(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--seeds", "2", "--from-seed", "7", "--cells", "huge", "--kept", str(tmp_path / "runs")]
+    assert main("try", EXPERIMENT, words) == 0
+    assert "seeds 7 to 8;" in capsys.readouterr().out
+    assert {run.seed for run in read_kept(tmp_path / "runs")} == {7, 8}
 
 
 def test_the_list_says_how_long_each_experiment_takes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from epp_lab.experiment import CellRun, Experiment, execute
 from epp_lab.experiments import laar, lodestar, lodestar_gate, lodestar_promotion, wan
 from epp_lab.reward_model.settings import DataKeys, Gate, LearnerSettings, Network
 from epp_lab.tuner.settings import Stages, TunerSettings
+from epp_lab.workloads import art_chat
 from epp_lab.workloads.mooncake_chat import MooncakeChat
 from epp_lab.workloads.tool_agent import ToolAgent
 from tests.lab.test_page import drawn
@@ -31,7 +32,7 @@ SMALL: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "lodestar": (
         "tool calls 10 to 22 a second / hetero",
-        ("lodestar", "lodestar-paper", "prefix-threshold 20 %", "unguarded from 7 A30"),
+        ("lodestar", "prefix-threshold 20 %", "unguarded from 7 A30"),
     ),
     "lodestar-gate": ("l20-a30", ("no gate", "blind, gate")),
     "lodestar-promotion": ("6.5 a second", ("switchback",)),
@@ -65,8 +66,9 @@ def test_an_experiment_runs_and_names_each_of_its_figures(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(conditions, "WINDOW_S", 60.0)
+    monkeypatch.setattr(art_chat, "APR_7", replace(art_chat.APR_7, duration_s=120.0))
     for learner, settings in LEARNERS.items():
-        small = DataKeys(first=250, every=50, recent=500, replay=250)
+        small = DataKeys(first=250, every=200, recent=500, replay=250)
         gate = msgspec.structs.replace(settings.gate, held_out=83)
         network = msgspec.structs.replace(settings.network, batch=26)
         changes = {"data": small, "gate": gate, "network": network}

@@ -47,8 +47,9 @@ apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
 featureGates: [flowControl]
 plugins:
+- {type: context-length-aware}
+- {type: sheddable-eviction-filter}
 - {type: disagg-profile-handler}
-- {type: always-disagg-pd-decider}
 - {type: queue-scorer, parameters: {x: 1}}
 - {type: round-robin-fairness-policy}
 schedulingProfiles: [{name: prefill, plugins: []}, {name: decode, plugins: []}]
@@ -102,8 +103,8 @@ def test_a_check_says_of_each_what_becomes_of_it(tmp_path: Path, capsys: pytest.
     assert [line.partition(":")[0] for line in guide["mapped"]] == ["token-producer"]
     assert staged["status"] == "refused"
     said = [f"{each['problem']} ({each['fix']})" for each in staged["refused"]]
-    assert len(said) == 2, "all at once, but for what the stages make wrong of themselves"
-    for words in ("unknown key", "disagg-profile-handler, always-disagg-pd-decider"):
+    assert len(said) == 3, "all at once"
+    for words in ("unknown key", "context-length-aware", "sheddable-eviction-filter"):
         assert any(words in line for line in said), words
     assert main(["config", "check", str(tmp_path / "values.yaml"), str(tmp_path / "staged.yaml")]) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "0 accepted, 1 mapped, 1 refused"

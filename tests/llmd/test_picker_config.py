@@ -269,7 +269,7 @@ def _gated(**flow_control: Any) -> dict[str, Any]:
     ("changes", "says"),
     [
         ({"plugins": [{"type": "queue-scorrer"}]}, "did you mean 'queue-scorer'"),
-        ({"plugins": [{"type": "pd-profile-handler"}]}, ALTERNATIVES["pd-profile-handler"]),
+        ({"plugins": [{"type": "context-length-aware"}]}, ALTERNATIVES["context-length-aware"]),
         ({"plugins": [{"type": "epp-settings", "parameters": {"listen": {}}}]}, "use the flags"),
         ({"plugins": [{"type": "queue-scorer", "parameters": {"x": 1}}]}, "plugins[0].parameters.x"),
         ({"plugins": [{"type": "max-score-picker", "parameters": {"maxNumOfEndpoints": 18}}]}, "<= 17"),

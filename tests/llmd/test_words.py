@@ -36,13 +36,13 @@ def test_the_error_table(status: int, rule: str, body: bytes, reason: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("policy", "scores"),
-    [("llm-d-profile", [0.25, 0.5]), ("llm-d", [4.0, 1.5]), ("gorgo", [-3.0, -5.5])],
+    ("policy", "term", "scores"),
+    [("llm-d-stages", "score", [0.25, 0.5]), ("llm-d", "queue", [4.0, 1.5]), ("gorgo", "rtt", [-3.0, -5.5])],
 )
 def test_scores_of_the_same_formulas_are_llm_ds_own_and_others_higher_for_the_cheaper(
-    policy: str, scores: list[float]
+    policy: str, term: str, scores: list[float]
 ) -> None:
     weights = {"queue_weight": 2.0, "kv_weight": 2.0, "prefix_weight": 3.0}
-    ranking = Ranking(np.array([3.0, 5.5]), {"score": np.array([0.25, 0.5])})
+    ranking = Ranking(np.array([3.0, 5.5]), {term: np.array([0.25, 0.5])})
     found = words.endpoint_scores(("a:1", "b:1"), ranking, policy, weights)
     assert found == {"a:1": scores[0], "b:1": scores[1]}

@@ -171,7 +171,7 @@ STREAMS = {
     "responses": (RESPONSES, Usage(20, 4, 16)),
     "sglang": (SGLANG, Usage(14, 6, 6)),
 }
-FEW = settings(max_examples=30, deadline=None)
+FEW = settings(max_examples=30)
 EACH = pytest.mark.parametrize(("body", "expected"), STREAMS.values(), ids=STREAMS)
 
 

@@ -39,11 +39,11 @@ def test_all_paths_whose_answers_tell_a_usage() -> None:
     assert len(set(STRIPPED_PATHS)) == len(STRIPPED_PATHS)
 
 
-@pytest.mark.parametrize("end", ["", "?stream=1", "/", "//?x=/v1/other"])
 @pytest.mark.parametrize("before", ["", "/tenant", "/a/b", "/v1"])
-@pytest.mark.parametrize("path", [*STRIPPED_PATHS, "/v1/other", "/health", "/v1", "/", ""])
 def test_where_the_picker_reads_answers_they_are_not_compressed(
-    lua: luajit21.LuaRuntime, path: str, before: str, end: str
+    lua: luajit21.LuaRuntime, before: str
 ) -> None:
-    whole = before + path + end
-    assert lua(whole) is (find_parser("POST", whole, {}) is not None)
+    for path in (*STRIPPED_PATHS, "/v1/other", "/health", "/v1", "/", ""):
+        for end in ("", "?stream=1", "/", "//?x=/v1/other"):
+            whole = before + path + end
+            assert lua(whole) is (find_parser("POST", whole, {}) is not None), whole

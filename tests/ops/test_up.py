@@ -45,9 +45,10 @@ async def served(up: Up, *replicas: str) -> None:
     seen = set[str]()
 
     async def all_seen() -> bool:
-        status, replica = await up.ask(text=f"question {len(seen)} {os.urandom(4).hex()}")
-        assert status == 200
-        seen.add(replica)
+        """Several at once: each choice reserves its load, so the next one goes elsewhere."""
+        told = await asyncio.gather(*(up.ask(text=os.urandom(4).hex()) for _ in range(2 * len(replicas))))
+        assert {status for status, _ in told} == {200}
+        seen.update(replica for _, replica in told)
         return seen >= set(replicas)
 
     await until(all_seen)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any, get_args
 
 import msgspec
+import numpy as np
 import pytest
+from msgspec.structs import replace
 
-from epp.llmd.policies.filters import Filters
+from epp.llmd.policies.filters import Filters, HeaderSelector, RevisionGating, RolloutScreener
 from epp.llmd.policies.profile import KV_SOURCE_HEADER, LlmDProfile
 from epp.llmd.policies.scorers import Scorers
 from epp.policies.contract import breaches
@@ -18,6 +20,11 @@ NEEDED: dict[str, dict[str, Any]] = {
     "utilization-filter": {
         "conditions": [{"metric": "waiting-queue", "maxValue": 100}],
         "fallbackOnEmpty": True,
+    },
+    "by-label": {"label": "tier", "allowsNoLabel": True},
+    "disaggregatedset-rollout-screener": {
+        "scope": {"labelSelector": "a=b"},
+        "revisionGating": {"mode": "disabled"},
     },
     "header-label-affinity-scorer": {"headerName": "x", "labelKey": "y"},
     "endpoint-attribute-filter": {
@@ -46,6 +53,16 @@ def test_a_plugin_keeps_the_contract_and_comes_back_from_a_record(kind: type[msg
     assert msgspec.to_builtins(policy)["filters" if "filters" in params else "scorers"] == {tag: part}
     # Cold requests go by the order of the pool where nobody had one.
     assert set(breaches(policy, 30, in_order=tag == "no-hit-lru-scorer")) == set()
+
+
+def test_a_screener_keeps_who_has_the_value_of_a_strict_header() -> None:
+    selector = HeaderSelector(name="r", header_name="X-Rev", label_key="rev", mode="strict")
+    screener = RolloutScreener(
+        scope={}, revision_gating=RevisionGating(mode="sum"), header_selectors=[selector]
+    )
+    view = replace(fleet_view(3), extra={"label:x-rev=rev": np.array([0.0, 1.0, 0.0])})
+    assert screener.keep(request(headers={"x-rev": "a"}), view, 0.0).tolist() == [False, True, False]
+    assert screener.keep(request(), view, 0.0).all()
 
 
 def test_the_source_of_a_kv_cache_has_most_of_the_prompt_and_a_short_queue() -> None:

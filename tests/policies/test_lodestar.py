@@ -128,7 +128,6 @@ class TestBounds:
         assert reasons(ranking) == ["", "", "out-of-distribution"]
         assert best(ranking) == [0]
 
-    @settings(max_examples=40)
     @given(ask=requests(), snapshot=fleets(min_size=2))
     def test_the_pick_is_the_best_judged_or_the_heuristics_own(
         self, ask: RequestInfo, snapshot: Snapshot

@@ -21,6 +21,7 @@ ELSEWHERE = {
     "local-first",
     "llm-d-profile",
     "llm-d-profiles",
+    "llm-d-stages",
     "lodestar",
     "lodestar-paper",
     "power-of-two",

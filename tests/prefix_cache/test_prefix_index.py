@@ -172,4 +172,4 @@ class AgainstAPlainModel(RuleBasedStateMachine):
 
 
 TestAgainstAPlainModel = AgainstAPlainModel.TestCase
-TestAgainstAPlainModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAgainstAPlainModel.settings = settings(max_examples=30, stateful_step_count=40)

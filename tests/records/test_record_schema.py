@@ -21,7 +21,7 @@ from epp.records.schema import decision_of, join
 from epp.records.verdicts import AnswerVerdict
 from epp.records.verify import verify
 from epp.schedule.decision import Outcome, QueueWait, rerun, to_record
-from epp.types import NUMERIC_COLUMNS
+from epp.types import NUMERIC_COLUMNS, Endpoint, Role
 from tests.kit.fleets import fleet_view, with_unknown
 from tests.kit.records import decided, record_all, recorder_to, through_json
 
@@ -87,7 +87,7 @@ def test_requests_without_an_outcome_come_last_and_orphans_not_at_all() -> None:
 
 def test_every_key_is_documented(tmp_path: Path) -> None:
     params = {"scorers": {"lru": {"type": "no-hit-lru-scorer"}}, "scorer_weights": {"lru": 1.0}}
-    forwarded = {"origin_region": "us", "origin_decision": "us-7", "sequences": 2}
+    forwarded = {"origin_region": "us", "origin_decision": "us-7", "sequences": 2, "last_turn": True}
     decision, prompt = decided(1, prefix="forwarded")[0]
     wait = QueueWait(1.8, "a:1", "its patience was over")
     decision = replace(decision, request=replace(decision.request, **forwarded), wait=wait)
@@ -96,13 +96,20 @@ def test_every_key_is_documented(tmp_path: Path) -> None:
     } == forwarded
     assert decision_of(through_json(decision)).wait == wait
     assert verify([through_json(decision)]).identical == 1
+    parted = [Endpoint(f"{role}:1", roles=frozenset({role})) for role in (Role.PREFILL, Role.DECODE)]
     record_all(
         tmp_path,
-        [(decision, prompt), *decided(2), *decided(1, "llm-d-profile", prefix="llm-d", params=params)],
+        [
+            (decision, prompt),
+            *decided(2),
+            *decided(1, "llm-d-profile", prefix="llm-d", params=params),
+            *decided(1, "gorgo-ms", prefix="parted", pool=parted),
+        ],
     )
     with recorder_to(tmp_path) as (recorder, _):
         recorder.record(AnswerVerdict(id="id-0", correct=True), 1.0)
-        recorder.record(Outcome("id-0", "a:1", "completed", 200, 1.0, 2.0, NO_USAGE, answers=2), 1.0)
+        ended = Outcome("id-0", "a:1", "completed", 200, 1.0, 2.0, NO_USAGE, answers=2)
+        recorder.record(replace(ended, workers={Role.PREFILL: "b:1"}), 1.0)
     documented = set(re.findall(r"^\| `([^`]+)` \|", DOCS.read_text(), re.MULTILINE))
     keys = set()
     for path in tmp_path.iterdir():

@@ -254,7 +254,7 @@ def test_a_hanging_disk_fills_the_queue_and_then_drops(
     write = os.write
 
     def stuck(fd: int, data: Any) -> int:
-        gate.wait(20)
+        gate.wait(240)
         return write(fd, data)
 
     monkeypatch.setattr(os, "write", stuck)

@@ -34,6 +34,6 @@ def test_only_a_region_among_peers_imports_what_they_need(tmp_path: Path, more: 
         "nats: {url: 'nats://127.0.0.1:1'}\nprefix: {secret_file: secret}\n" + more
     )
     found = subprocess.run(
-        (sys.executable, "-c", START, tmp_path), capture_output=True, text=True, check=True, timeout=60
+        (sys.executable, "-c", START, tmp_path), capture_output=True, text=True, check=True, timeout=240
     )
     assert bool(found.stdout.strip()) == wanted

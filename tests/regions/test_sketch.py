@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.regions.sketch import CELLS, CONTENT_BYTES, MOST_ENTRIES, STRIDE, Sketch
@@ -23,7 +23,6 @@ def blocks(count: int, seed: int = 1) -> list[int]:
     return found
 
 
-@settings(max_examples=60, deadline=None)
 @given(steps=st.lists(st.tuples(st.booleans(), BLOCKS, st.booleans()), max_size=300))
 def test_what_is_held_is_found_and_a_copy_that_gets_changes_is_equal(
     steps: list[tuple[bool, int, bool]],

@@ -58,7 +58,7 @@ def by_definition(vectors: np.ndarray, count: int) -> list[int]:
     return chosen
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(rows=st.integers(2, 60), width=st.integers(2, 6), seed=st.integers(0, 2**32 - 1), data=st.data())
 def test_farthest_first_is_greedy_k_centre_under_cosine_distance(
     rows: int, width: int, seed: int, data: st.DataObject

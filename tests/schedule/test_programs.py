@@ -154,7 +154,8 @@ def test_the_guard_holds_while_contexts_are_a_fifth_of_engine_time_and_lets_go_l
 
 
 def ask(blocks: range, tokens: int, **known: object) -> RequestInfo:
-    return RequestInfo(blocks=list(blocks), prompt_tokens=tokens, block_tokens=10.0, **known)  # type: ignore[arg-type]
+    hashed: dict[str, object] = {"prompt_hash": tokens, "blocks": list(blocks)}
+    return RequestInfo(prompt_tokens=tokens, block_tokens=10.0, **hashed | known)  # type: ignore[arg-type]
 
 
 def book() -> ProgramBook:
@@ -180,6 +181,15 @@ def test_without_a_key_a_prompt_that_goes_on_from_an_answered_one_is_the_same_pr
     assert first.known
 
 
+def test_a_turn_that_was_refused_and_is_sent_again_is_of_the_same_program() -> None:
+    found = book()
+    first = found.find(ask(range(5), 55))
+    found.answered(first, ask(range(5), 55))
+    assert found.find(ask(range(8), 80)) is first
+    assert found.find(ask(range(8), 80)) is first
+    assert found.find(ask(range(7), 77)) is not first  # another one that goes on from there: a template
+
+
 def test_a_template_that_a_prompt_ends_with_names_no_program() -> None:
     found = book()
     template, more = ask(range(5), 51), ask(range(5), 58)
@@ -191,6 +201,6 @@ def test_a_template_that_a_prompt_ends_with_names_no_program() -> None:
 def test_a_response_that_is_gone_on_from_names_the_program() -> None:
     found = book()
     first = found.find(ask(range(5), 55))
-    found.sent(first, "d")
+    found.sent(first, ask(range(5), 55, stores=True), "d")
     found.stored("d", 77)
     assert found.find(ask(range(1), 9, previous_response=77)) is first

@@ -51,11 +51,14 @@ def decisions(
         yield rerun(replace(template, request=asked, snapshot=snapshot, slow_start_weights=told), policy, 0.1)
 
 
-@pytest.mark.parametrize("snapshot", FLEETS, ids=["unlike", "alike"])
-@pytest.mark.parametrize("shares", [None, [0.3, 1.0, 1.0, 0.6]], ids=["warm", "warming"])
+@pytest.mark.parametrize(
+    ("snapshot", "shares"),
+    [(FLEETS[0], None), (FLEETS[1], [0.3, 1.0, 1.0, 0.6])],
+    ids=["unlike", "alike and warming"],
+)
 @pytest.mark.parametrize("name", sorted(TRIED))
 def test_endpoints_are_chosen_as_often_as_records_say(
-    name: str, shares: list[float] | None, snapshot: Snapshot
+    name: str, snapshot: Snapshot, shares: list[float] | None
 ) -> None:
     policy = TRIED[name]
     many = 400 if draws(policy.name) or shares else 100

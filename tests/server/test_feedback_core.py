@@ -263,6 +263,16 @@ def test_what_is_about_a_stored_response_goes_to_who_answered_it(deployment: Dep
     assert not picked(ask("GET", "/v1/responses/resp_2")).excluded
 
 
+@pytest.mark.parametrize(("said", "last"), [({"x-dynamo-session-final": "true"}, True), ({}, False)])
+def test_a_session_may_say_that_a_request_is_its_last(
+    deployment: Deployment, said: dict[str, str], last: bool
+) -> None:
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()
+    decided = decide(deployment.director, HttpRequest("POST", "/v1/chat/completions", said, body, whole=True))
+    assert not isinstance(decided, LocalReply)
+    assert decided.decision.request.last_turn == last
+
+
 def failed(deployment: Deployment, status: int, **facts: Any) -> Outcome:
     """A request whose answer tells of a failure after a good beginning."""
     outcomes: list[Outcome] = []

@@ -109,7 +109,7 @@ class Counted:
 
     def count(self, canonical: bytes, *_: Any) -> TokenCount:
         self.begun += 1
-        self.let.wait(30)
+        self.let.wait(240)
         return (len(canonical), ())
 
 

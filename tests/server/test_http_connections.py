@@ -61,7 +61,7 @@ class Peer:
     async def ended(self) -> bool:
         """Wait until the other side has hung up."""
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(240):
                 return await self.reader.read() == b""
         except ConnectionError:
             return True

@@ -255,7 +255,7 @@ async def test_a_stop_lets_calls_finish_and_takes_no_new_ones(
     options = [("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(served.address, options=options) as late:  # type: ignore[attr-defined]
         with pytest.raises(grpc.aio.AioRpcError):
-            await late.unary_unary(CHECK)(b"", timeout=15)
+            await late.unary_unary(CHECK)(b"", timeout=240)
     assert not stopping.done()
     served.go.set()
     assert body_of(await call.read()) == WAIT
@@ -296,7 +296,7 @@ async def test_tls_wants_a_clients_certificate_and_http2(tmp_path: Path) -> None
                 assert len(body_of(await call.read())) == 500_000
             else:
                 with pytest.raises(grpc.aio.AioRpcError):
-                    await channel.unary_unary(CHECK)(b"", timeout=15)
+                    await channel.unary_unary(CHECK)(b"", timeout=240)
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")

@@ -13,7 +13,7 @@ import pytest
 
 from epp.cluster.host_link import HostLink, Mailbox
 from epp.cluster.messages import Group
-from epp.config.schema import QueueSection
+from epp.config.schema import ProgramsSection, QueueSection
 from epp.errors import EppError
 from epp.records.schema import join
 from epp.request.routed_reports import RoutedReports
@@ -21,7 +21,7 @@ from epp.rpc.connection_balancer import ConnectionBalancer, WorkerBoard
 from epp.schedule.late_binding import LateBinding
 from epp.server.process import SystemClock
 from epp.server.siblings import merged
-from epp.types import RequestInfo
+from epp.types import Endpoint, RequestInfo
 from tests.kit.clock import ManualClock
 from tests.kit.picker import CONFIG, PickerProcess, Serving
 from tests.kit.records import picker_of, recorded
@@ -242,6 +242,30 @@ async def test_workers_count_what_waits_at_each_other(tmp_path: Path) -> None:
         task.cancel()
         await asyncio.wait([task])
     await until(lambda: bindings[1].queue.ahead_of(0) == 0)
+    for box in boxes:
+        box.close()
+
+
+async def test_workers_count_the_places_of_agents_that_others_gave(tmp_path: Path) -> None:
+    clock, group, bindings, running = SystemClock(), Group("p", "gorgo", "k"), list[LateBinding](), []
+    boxes = [Mailbox(tmp_path, index, 2) for index in range(2)]
+    for box in boxes:
+        scheduler = picker_of(prefix=str(box.index), pool=[])
+        scheduler.set_pool([Endpoint("10.0.0.1:80", kv_capacity_tokens=100_000)], clock.mono_s())
+        link = HostLink(box, group, scheduler.datastore, clock)
+        section = QueueSection(enabled=True, programs=ProgramsSection(enabled=True))
+        bindings.append(LateBinding(scheduler, section, lambda _: 0.0))
+        link.index_sync.share_queue(bindings[-1])
+        box.listen()
+        running.append(asyncio.ensure_future(link.run()))
+    request = RequestInfo(prompt_tokens=60_000, program="a", decision_id="a1", api="chat")
+    bindings[0].decide(request, clock.mono_s(), 0.0, flow="", ttft_slo_s=0.0, held_bytes=10)
+    other = bindings[1].programs
+    assert other is not None
+    await until(lambda: any(engine.used_tokens >= 60_000 for engine in other.sets.engines.values()))
+    for task in running:
+        task.cancel()
+        await asyncio.wait([task])
     for box in boxes:
         box.close()
 

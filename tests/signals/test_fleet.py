@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.signals.datastore import Datastore
@@ -281,7 +281,6 @@ def test_the_first_pool_is_warm_and_later_endpoints_ramp() -> None:
 NAMES = [f"n{i}" for i in range(6)]
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sets(st.sampled_from(NAMES)), st.sets(st.sampled_from(NAMES))), max_size=6))
 def test_whatever_comes_and_goes_views_are_whole_and_counters_are_those_of_live_requests(
     steps: list[tuple[set[str], set[str]]],

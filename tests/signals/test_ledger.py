@@ -101,7 +101,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 TestLedgerMachine = LedgerMachine.TestCase
-TestLedgerMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLedgerMachine.settings = settings(max_examples=30, stateful_step_count=40)
 
 
 def test_every_listener_hears_of_a_change() -> None:

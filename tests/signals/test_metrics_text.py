@@ -4,7 +4,7 @@ import math
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -113,7 +113,7 @@ dynamo_component_kvstats_gpu_cache_usage_percent{dynamo_component="tensorrt_llm"
     ("text", "expected"),
     [
         (VLLM, EngineSample("vllm", 7, 2, 0.25, 16_000, 1.78203e9, 1.5e6, 2000, 16)),
-        (SGLANG, EngineSample("sglang", 3, 1, 0.5, 983_549, None, 100, 20, 1)),
+        (SGLANG, EngineSample("sglang", 3, 1, 0.5, 983_549, None, 100, 20, 1, role="unified")),
         (LLAMA_CPP, EngineSample("llama.cpp", 2, 3, prompt_tokens_total=1500, generation_tokens_total=64)),
         (TRTLLM, EngineSample("trtllm", 4, 5, 0.125, 64_000)),
         (TRITON, EngineSample("triton", 6, 5, 0.5, 6_400)),
@@ -274,7 +274,6 @@ def reference(text: str) -> dict[str, float]:
     return totals
 
 
-@settings(max_examples=150, deadline=None)
 @given(expositions())
 def test_agrees_with_a_general_parser(text: str) -> None:
     sample, expected = parse_metrics(text.encode()), reference(text)
@@ -323,7 +322,6 @@ def pages(draw: st.DrawFn) -> list[bytes]:
     return found
 
 
-@settings(max_examples=200, deadline=None)
 @given(pages())
 def test_what_is_remembered_of_a_page_changes_nothing_in_the_next(texts: list[bytes]) -> None:
     reader = MetricsReader()
@@ -331,7 +329,6 @@ def test_what_is_remembered_of_a_page_changes_nothing_in_the_next(texts: list[by
         assert reader.read(text) == parse_metrics(text)
 
 
-@settings(max_examples=100)
 @given(st.lists(st.binary(max_size=200), max_size=4))
 def test_no_bytes_make_a_reader_raise_either(noises: list[bytes]) -> None:
     reader = MetricsReader()

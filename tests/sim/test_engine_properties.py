@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from epp_lab.sim.engine import Engine
@@ -87,7 +87,6 @@ def check(engine: Engine) -> None:
     assert snapshot.running <= TIGHT.max_running
 
 
-@settings(max_examples=150, deadline=None)
 @given(arrivals)
 def test_every_job_ends_once_and_tokens_are_conserved(plan: list[Arrival]) -> None:
     events, engine = play(plan, 37.0)
@@ -111,7 +110,6 @@ def test_every_job_ends_once_and_tokens_are_conserved(plan: list[Arrival]) -> No
     assert (snapshot.running, snapshot.waiting, snapshot.arriving, snapshot.held_tokens) == (0, 0, 0, 0)
 
 
-@settings(max_examples=100, deadline=None)
 @given(arrivals, st.floats(1.0, 50.0))
 @example(
     [
@@ -130,7 +128,6 @@ def test_looking_changes_nothing(plan: list[Arrival], poll_ms: float) -> None:
     assert engine_looked.snapshot() == engine_alone.snapshot()
 
 
-@settings(max_examples=60, deadline=None)
 @given(arrivals)
 def test_decodes_in_bulk_equal_decodes_one_by_one(plan: list[Arrival]) -> None:
     bulk = Engine(TIGHT, BLOCK_TOKENS)

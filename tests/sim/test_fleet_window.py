@@ -77,6 +77,17 @@ def test_followers_think_after_the_answer() -> None:
     assert [result.intended_ms for result in nominal] == [0.0, 10.0, 20.0]
 
 
+def test_a_client_that_waits_too_long_in_a_picker_gives_up_and_thinks_on() -> None:
+    load = [request(0.0, prompt_tokens=900, family=n) for n in range(60)]
+    load.append(request(1.0, after=59, think_ms=500.0))
+    with_queue = replace(options().with_queue(), patience_s=2.0)
+    results = run_window(load, still_fleet(), "gorgo", options=with_queue).requests
+    gone = [one for one in results if one.error.endswith("its client gave up")]
+    assert results[59] in gone
+    assert {one.e2e_ms for one in gone} == {2_000.0}
+    assert results[60].intended_ms == pytest.approx(2_500.0)
+
+
 @pytest.mark.parametrize("places", [1, 2, 5])
 def test_a_limited_client_never_has_more_in_flight(places: int) -> None:
     load = [request(n * 10.0, family=n, session=str(n)) for n in range(20)]
@@ -141,7 +152,7 @@ def test_lost_hits_are_misses_that_the_picker_does_not_foresee() -> None:
     assert {result.cached_tokens for result in results} == {0, 90}
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     load=st.lists(
         st.tuples(st.integers(0, 3000), st.integers(1, 900), st.integers(1, 60), st.integers(0, 5)),

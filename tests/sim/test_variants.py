@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from epp_lab.sim.engine import Engine
@@ -120,7 +120,6 @@ def fed(cls: EngineClass, jobs: list[tuple[int, int, int, int]], until_ms: float
     return engine
 
 
-@settings(max_examples=80, deadline=None)
 @given(cls=st.sampled_from(CLASSES), jobs=JOBS, until_ms=st.integers(0, 3000), leave=st.booleans())
 def test_a_fork_goes_on_as_its_original_does(
     cls: EngineClass, jobs: list[tuple[int, int, int, int]], until_ms: int, leave: bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("tokenizers")
@@ -42,7 +42,6 @@ def test_chats_count_as_in_one_go(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None)
 @given(parts=st.lists(st.sampled_from([*ATOMS, *MARKERS]) | st.text(max_size=6), max_size=40))
 def test_any_text_counts_by_chunks_as_in_one_go(kind: str, parts: list[str]) -> None:
     text = "".join(parts).encode("utf-8", "replace")

@@ -104,7 +104,7 @@ def test_what_was_there_before_the_first_start_is_history(tmp_path: Path) -> Non
     assert [sample.id for sample in taken(feed)] == ["id-3", "id-4", "id-5"]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_cuts_and_damage_cost_the_lines_they_hit(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

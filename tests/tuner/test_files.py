@@ -43,7 +43,7 @@ def within_bounds(world: World) -> None:
     assert plan.weights in (STARTING, GOOD)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_whatever_prefix_of_any_file_survives_picker_and_tuner_go_on(
     lived: World, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -70,7 +70,7 @@ def test_whatever_prefix_of_any_file_survives_picker_and_tuner_go_on(
 def test_killed_at_any_write_it_goes_on_and_nothing_counts_twice(
     lived: World, tmp_path: Path, after: bool
 ) -> None:
-    for write in range(0, 12, 2):
+    for write in (0, 2, 5, 9):
         folder = tmp_path / f"{write}"
         world = lived.again(folder, finds=[GOOD])
         world.disk.dies_in, world.disk.after = write, after

@@ -8,7 +8,7 @@ import pytest
 from epp.config.plan import Split, Switchback, parse_plan, render_plan
 from epp_lab.tuner.settings import Goal, TunerSettings
 from epp_lab.tuner.state import OperatorAsked, OperatorRequest, Pinned, Rules
-from tests.kit.tuning import BOUNDS, INCUMBENT, NEW, Deployment, Effect, quick, when_new
+from tests.kit.tuning import BOUNDS, INCUMBENT, NEW, Deployment, Effect, quick, reached, when_new
 
 
 def frozen(world: Deployment) -> bool:
@@ -113,8 +113,7 @@ def started_again(world: Deployment, rules: Rules) -> str:
 
 
 def test_bounds_that_leave_only_the_candidate_outside_end_its_trial() -> None:
-    world = Deployment(when_new(BETTER), [NEW])
-    world.run(lambda w: w.state.phase == "switchback")
+    world = reached("switchback", BETTER)
     world.tick()
     said = started_again(world, Rules(world.settings, {"a": (0.1, 1.5), "b": BOUNDS["b"]}))
     assert "bounds have changed: a" in said
@@ -125,8 +124,7 @@ def test_bounds_that_leave_only_the_candidate_outside_end_its_trial() -> None:
 
 
 def test_a_new_weight_begins_as_it_is_configured() -> None:
-    world = Deployment(when_new(BETTER), [NEW])
-    world.run(lambda w: w.state.phase == "screen")
+    world = reached("screen", BETTER)
     said = started_again(world, Rules(world.settings, MORE, {"a": 7.0, "c": 9.0}))
     assert "c is new" in said
     assert world.state.incumbent == {**INCUMBENT, "c": 5.0}
@@ -142,8 +140,7 @@ def with_goal(settings: TunerSettings, **changes: float | str) -> TunerSettings:
 @pytest.mark.parametrize("phase", ["screen", "probation", "frozen"])
 def test_another_goal_begins_anew(phase: str) -> None:
     changes: dict[str, float | str] = {"measure": "felt", "slow_ms": 9000.0}
-    world = Deployment(when_new(BETTER), [NEW])
-    world.run(lambda w: w.state.phase == phase)
+    world = reached(phase, BETTER)
     world.tick()
     kept = NEW if phase in ("probation", "frozen") else INCUMBENT
     said = started_again(world, Rules(with_goal(world.settings, **changes), BOUNDS))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+
 import pytest
 
-from tests.kit.tuning import INCUMBENT, NEW, Deployment, Effect, quick, when_new
-from tests.tuner.test_life import frozen
+from tests.kit.tuning import INCUMBENT, NEW, Deployment, Effect, quick, reached, when_new
+from tests.tuner.test_life import BETTER, frozen
 
 
 def stays_frozen(world: Deployment, ticks: int = 150) -> None:
@@ -30,14 +33,19 @@ def test_drift_thaws_and_sameness_does_not() -> None:
     assert "slow requests" in world.state.reason
 
 
-def frozen_world() -> Deployment:
-    """Frozen for long enough to have something to compare with."""
+@functools.cache
+def _frozen_world() -> Deployment:
     world = Deployment(when_new(Effect()))
     world.run(frozen)
     world.run(lambda w: w.state.reference is not None)
     for _ in range(20):
         world.tick()
     return world
+
+
+def frozen_world() -> Deployment:
+    """Frozen for long enough to have something to compare with."""
+    return copy.deepcopy(_frozen_world())
 
 
 def test_silence_is_no_drift() -> None:
@@ -72,8 +80,7 @@ def test_an_outage_is_no_drift() -> None:
 @pytest.mark.parametrize("phase", ["screen", "switchback", "probation"])
 @pytest.mark.parametrize("seed", [1, 8])
 def test_an_outage_is_charged_to_no_arm_whenever_it_begins(phase: str, seed: int) -> None:
-    world = Deployment(when_new(Effect(ttft=0.4, e2e=0.85)), [NEW], seed=seed, tick_s=10.0)
-    world.run(lambda w: w.state.phase == phase)
+    world = reached(phase, BETTER, seed=seed, tick_s=10.0)
     for _ in range(8 + seed):
         world.tick()
     assert world.state.phase == phase
@@ -97,9 +104,7 @@ def test_a_trial_that_meets_two_outages_ends_and_is_no_fruitless_one() -> None:
     ("phase", "within_s"), [("screen", 240.0), ("switchback", 240.0), ("probation", 480.0)]
 )
 def test_weights_that_fail_by_themselves_still_end_quickly(phase: str, within_s: float) -> None:
-    settings = quick(probation_every=4)
-    world = Deployment(when_new(Effect(ttft=0.4, e2e=0.85)), [NEW], tick_s=10.0, settings=settings)
-    world.run(lambda w: w.state.phase == phase)
+    world = reached(phase, BETTER, tick_s=10.0, settings=quick(probation_every=4))
     for _ in range(8):
         world.tick()
     since = world.now_wall_s
@@ -112,8 +117,7 @@ def test_weights_that_fail_by_themselves_still_end_quickly(phase: str, within_s:
 
 @pytest.mark.parametrize(("phase", "away_s"), [("screen", 7 * 3600.0), ("probation", 49 * 3600.0)])
 def test_time_away_is_no_time_of_a_stage(phase: str, away_s: float) -> None:
-    world = Deployment(when_new(Effect(ttft=0.4, e2e=0.85)), [NEW], settings=quick(stage_s=600.0))
-    world.run(lambda w: w.state.phase == phase)
+    world = reached(phase, BETTER, settings=quick(stage_s=600.0))
     world.tick()
     lasted_s = world.now_wall_s - world.state.since_wall_s
     world.now_wall_s += away_s

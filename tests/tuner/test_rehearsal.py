@@ -146,7 +146,7 @@ def test_a_running_tuner_rehearses_in_a_child_and_does_not_repeat_what_failed_li
     rehearsal = ChildRehearsal(setup, budget=4, report=told.append)
     assert rehearsal.poll() is None
     rehearsal.start(state, "a test")
-    waited_until = time.monotonic() + 90.0
+    waited_until = time.monotonic() + 240.0
     while (found := rehearsal.poll()) is None:
         assert time.monotonic() < waited_until
         time.sleep(0.1)
@@ -183,7 +183,7 @@ def searched(seed: int, budget: int, noise: float = 0.03) -> Search:
 
 def test_it_finds_the_lowest_among_noise() -> None:
     assert cost(START) > 0.1
-    regrets = [cost(searched(seed, 120).recommend()) for seed in range(12)]
+    regrets = [cost(searched(seed, 120).recommend()) for seed in range(5)]
     assert float(np.median(regrets)) < 0.02
 
 
@@ -192,7 +192,7 @@ def reread(search: Search) -> Search:
     return Search(found.start, found.bounds, seed=found.seed, costs=found.costs)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8)
 @given(st.integers(0, 2**40), st.integers(1, 40))
 def test_persisted_and_read_back_it_goes_on_the_same(seed: int, cut: int) -> None:
     search = searched(seed, cut)

@@ -1,6 +1,7 @@
 """Make the columns that llm-d's plugins read beyond a snapshot's own.
 
-Owns who had cold requests, in order, and which endpoints sessions are bound to. All else is read of the
+Owns who had cold requests, in order, which endpoints sessions are bound to, and which media each endpoint
+had last. All else is read of the
 request, the pool and the engines' last metrics.
 """
 
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.llmd.policies.plugins import GPU, LORA, ColdPlace, Column, Label, Session, Token, Told
+from epp.llmd.policies.plugins import GPU, LORA, ColdPlace, Column, Label, Media, Session, Token, Told
 from epp.policies.base import ExtraColumns
 
 if TYPE_CHECKING:
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from epp.signals.datastore import Datastore
     from epp.signals.metrics_text import Adapters
     from epp.types import Floats, RequestInfo, Slots, Snapshot
+
+
+#: Endpoints whose media are remembered: more than a pool has, so that those that left are forgotten.
+_MOST_ENDPOINTS = 2000
 
 
 class PluginColumns(ExtraColumns):
@@ -41,6 +46,10 @@ class PluginColumns(ExtraColumns):
         self._cold: dict[ColdPlace, dict[str, None]] = {
             each: {} for each in self._columns if isinstance(each, ColdPlace)
         }
+        #: Media that each endpoint decoded, the oldest first, of endpoints and of media.
+        self._media: dict[Media, dict[str, dict[str, None]]] = {
+            each: {} for each in self._columns if isinstance(each, Media)
+        }
 
     def columns(
         self, request: RequestInfo, datastore: Datastore, seen: Snapshot, slots: Slots, now_s: float
@@ -61,6 +70,15 @@ class PluginColumns(ExtraColumns):
             case ColdPlace():
                 places = {address: place for place, address in enumerate(self._cold[column])}
                 return _by_slot(slots, lambda slot: places.get(datastore.address_of(slot) or "", -1))
+            case Media():
+                asked, known = frozenset(request.media), self._media[column]
+                return _by_slot(
+                    slots,
+                    lambda slot: (
+                        len(asked & known.get(datastore.address_of(slot) or "", {}).keys())
+                        / max(len(asked), 1)
+                    ),
+                )
             case Token() | Session():
                 address = self._address(column, request)
                 return _by_slot(slots, lambda slot: datastore.address_of(slot) == address)
@@ -89,6 +107,16 @@ class PluginColumns(ExtraColumns):
             if session and (before == address or not seen.extra[column.name].any()):
                 bound.pop(session, None)
                 bound[session] = (address, now_s)
+        for media, known in self._media.items():
+            if request.media:
+                held = known[address] = known.pop(address, {})
+                for name in request.media:
+                    held.pop(name, None)
+                    held[name] = None
+                while len(held) > media.most:
+                    del held[next(iter(held))]
+                if len(known) > _MOST_ENDPOINTS:
+                    del known[next(iter(known))]
         if seen.cached_tokens.any():
             return
         for place, order in self._cold.items():

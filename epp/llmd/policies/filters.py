@@ -17,6 +17,7 @@ from epp.llmd.policies.plugins import (
     Attribute,
     Bound,
     Filter,
+    Label,
     NotNegative,
     Objectives,
     Positive,
@@ -244,6 +245,26 @@ class LabelFilter(Filter, frozen=True, tag="label-selector-filter"):
         )
 
 
+class SelectorFilter(LabelFilter, frozen=True, tag="by-label-selector"):
+    """The same by the name that it had."""
+
+
+class ByLabelFilter(Filter, frozen=True, tag="by-label"):
+    """Keep whose label has one of the values, or is not there: ``scheduling/filter/bylabel/filter.go``."""
+
+    label: Annotated[str, Meta(min_length=1)]
+    valid_values: list[str] = []
+    allows_no_label: bool = False
+
+    def __post_init__(self) -> None:
+        """Check that somebody may pass."""
+        if not (self.valid_values or self.allows_no_label):
+            raise ValueError("validValues or allowsNoLabel is wanted")
+
+    def admits(self, labels: Mapping[str, str]) -> bool:
+        return labels.get(self.label, None if self.allows_no_label else "") in (*self.valid_values, None)
+
+
 class RoleFilter(Filter, frozen=True):
     """Keep the roles of label ``llm-d.ai/role`` that do a stage: ``scheduling/filter/bylabel/roles.go``."""
 
@@ -269,6 +290,53 @@ class EncodeFilter(RoleFilter, frozen=True, tag="encode-filter"):
     """Keep who encodes."""
 
     roles = frozenset({"encode", "encode-prefill", "encode-prefill-decode"})
+
+
+class HeaderSelector(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """Ask for a label's value by a header; ``prefer`` keeps all."""
+
+    name: str
+    header_name: str
+    label_key: str
+    mode: Literal["strict", "prefer"]
+
+    @property
+    def column(self) -> Label:
+        """Return the column of who has that value."""
+        header = self.header_name.lower()
+        return Label(f"label:{header}={self.label_key}", (header,), label=self.label_key)
+
+
+class RevisionGating(Struct, frozen=True, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
+    """Say which revisions serve; pairs are of one anyway."""
+
+    mode: Literal["sum", "max-role", "disabled"]
+    require_roles: dict[str, list[str]] = {}
+    revision_label_key: Literal["", "disaggregatedset.x-k8s.io/revision"] = ""
+    role_label_key: Literal["", "disaggregatedset.x-k8s.io/role"] = ""
+
+
+class RolloutScreener(Filter, frozen=True, tag="disaggregatedset-rollout-screener"):
+    """Keep whose labels strict headers ask for: ``requestcontrol/screener/disaggregatedsetrollout``.
+
+    It stands before every profile. Revisions take their share of requests by what a profile scores, not by
+    pods; answers are not stamped.
+    """
+
+    scope: dict[str, str]
+    revision_gating: RevisionGating
+    header_selectors: list[HeaderSelector] = []
+
+    @property
+    def required_columns(self) -> tuple[Column, ...]:
+        return tuple(each.column for each in self.header_selectors if each.mode == "strict")
+
+    def keep(self, request: RequestInfo, snapshot: Snapshot, draw: float) -> Flags:
+        kept = np.ones(len(snapshot), np.bool_)
+        for column in self.required_columns:
+            if request.headers.get(column.headers[0]):
+                kept &= snapshot.extra[column.name] > 0.0
+        return kept
 
 
 class Admitter(Filter, frozen=True):
@@ -334,9 +402,12 @@ Filters = (
     | TopologyFilter
     | SessionFilter
     | LabelFilter
+    | SelectorFilter
+    | ByLabelFilter
     | DecodeFilter
     | PrefillFilter
     | EncodeFilter
+    | RolloutScreener
     | ProbabilisticAdmitter
     | LatencyAdmitter
 )

@@ -67,6 +67,12 @@ class ColdPlace(Column, frozen=True, kw_only=True):
     most: int
 
 
+class Media(Column, frozen=True, kw_only=True):
+    """The share of a request's media that an endpoint had among its ``most`` last ones; 0 without media."""
+
+    most: int
+
+
 #: What `lora_score` says of an adapter, the request's priority, and GPU utilization, -1 where none is told.
 LORA, PRIORITY, GPU = Column("lora"), Column("priority"), Column("gpu_utilization")
 #: Latency objectives in ms, the newer header first.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from epp.llmd.policies.plugins import Column, Plugin
     from epp.policies.base import Drawn, ExtraColumns, Weights
-    from epp.types import Endpoint, Flags, Floats, RequestInfo, Slots, Snapshot
+    from epp.types import Endpoint, Flags, Floats, RequestInfo, Role, Slots, Snapshot
 
 #: Where the picked engine may fetch the KV cache of the prompt from: llm-d's ``p2p-source-producer``.
 KV_SOURCE_HEADER = "x-kv-cache-source-host-port"
@@ -103,6 +103,10 @@ class LlmDProfile(Policy):
         columns = self.required_columns
         return PluginColumns(columns) if columns else None
 
+    def roles(self, endpoint: Endpoint) -> frozenset[Role]:
+        """Leave to filters who serves what."""
+        return frozenset()
+
     def admits(self, endpoint: Endpoint) -> bool:
         """Ask the filters of labels."""
         return all(plugin.admits(endpoint.labels) for plugin in self.filters.values())
@@ -141,7 +145,7 @@ class LlmDProfile(Policy):
             if not passed.any():
                 raise NoEndpointError("saturated", f"no endpoint passes {name}")
             if not passed.all():
-                rows, seen = rows[passed], _among(seen, passed)
+                rows, seen = rows[passed], among(seen, passed)
             terms[name] = _spread_out(np.ones(len(rows)), rows, count)
         score = np.zeros(len(rows))
         for name, scorer in self.scorers.items():
@@ -214,6 +218,10 @@ class LlmDProfiles(Policy):
         columns = [each for one in self.profiles.values() for each in one.required_columns]
         return PluginColumns(frozenset(columns)) if columns else None
 
+    def roles(self, endpoint: Endpoint) -> frozenset[Role]:
+        """Leave to filters who serves what."""
+        return frozenset()
+
     def chosen(self, request: RequestInfo) -> Policy:
         """Return the profile that the header names, else the default."""
         told = request.headers.get(self.profile_header.strip().lower(), "")
@@ -227,7 +235,7 @@ class LlmDProfiles(Policy):
         return self.chosen(request).rank(request, snapshot, weights, seed)
 
 
-def _among(snapshot: Snapshot, kept: Flags) -> Snapshot:
+def among(snapshot: Snapshot, kept: Flags) -> Snapshot:
     """Take some endpoints of a snapshot."""
     rows = np.flatnonzero(kept).tolist()
     return replace(

@@ -15,6 +15,7 @@ from epp.llmd.policies.plugins import (
     Bound,
     ColdPlace,
     Label,
+    Media,
     Objectives,
     PositiveInt,
     Scorer,
@@ -166,6 +167,26 @@ class HeaderLabelScorer(Scorer, frozen=True, tag="header-label-affinity-scorer")
         return snapshot.extra.get(self.required_columns[0].name, np.zeros(len(snapshot)))
 
 
+class MediaScorer(Scorer, frozen=True, tag="mm-embeddings-cache-scorer"):
+    """Score by the share of a request's media that an endpoint had of late, 0 without media.
+
+    ``scheduling/scorer/mmcacheaffinity``. What it decoded last counts, a medium for 2 MiB of its encoder's
+    cache: ``requestcontrol/dataproducer/multimodal``.
+    """
+
+    producer_name: str = ""
+    #: That producer's; the translation of a configuration fills it in.
+    cache_mib: int = field(default=0, name="cacheSizeInMBPerServer")
+
+    @property
+    def required_columns(self) -> tuple[Column, ...]:
+        most = max((self.cache_mib if self.cache_mib > 0 else 4096) // 2, 1)
+        return (Media(f"media:{most}", most=most),)
+
+    def score(self, request: RequestInfo, snapshot: Snapshot) -> Floats:
+        return snapshot.extra.get(self.required_columns[0].name, np.zeros(len(snapshot)))
+
+
 class FixedRange(Struct, frozen=True, forbid_unknown_fields=True):
     """Scale from ``min`` to ``max``, whatever is seen."""
 
@@ -293,6 +314,7 @@ Scorers = (
     | NoHitLruScorer
     | LoraScorer
     | HeaderLabelScorer
+    | MediaScorer
     | AttributeScorer
     | LatencyScorer
     | TopologyScorer

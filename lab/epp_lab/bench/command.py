@@ -55,6 +55,7 @@ CASES: dict[str, tuple[int, Callable[[Figures, argparse.Namespace, int], Corouti
     "cluster": (9, cluster.measure),
     "tracing": (5, tracing.measure),
     "waiting": (5, waiting.measure),
+    "pairs": (5, core.measure_pairs),
 }
 #: What each measures, for ``--help``.
 _NAMES = (
@@ -62,7 +63,7 @@ _NAMES = (
     "over loopback, beside bare ones; envoy: through a real Envoy; index: of 1M and 10M cached tokens "
     "(long-index: 100M); idle: scraped endpoints alone; tokens: a model's own tokenizer; soak: a million "
     "requests, for leaks; pickers: four that share, and alone; cluster: their messages; tracing: spans; "
-    "waiting: 10,000 requests in the queue; "
+    "waiting: 10,000 requests in the queue; pairs: of endpoints that prefill and that decode; "
     "peers: this gateway beside others"
 )
 #: What ``all`` runs, in this order; under twenty minutes on two cores.

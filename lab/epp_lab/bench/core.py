@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from epp.policies.reward_model import DEFAULT_FEATURES, HEADS, RewardModel
 from epp.request.access_log import AccessLogReceiver
 from epp.request.first_token import FirstTokenReceiver
 from epp.schedule.waiting import at_once, in_time
+from epp.types import Role
 from epp_lab.bench.recorded import MODEL, bodies, first_token_call, log_message
 from epp_lab.bench.rig import decide, request, rig
 
@@ -43,6 +45,8 @@ LEARNED_ENDPOINTS, WIDTH, ENDPOINTS = (16, 256), 128, 100
 LLM_D = ("llm-d", "llm-d-profile")
 #: Prompts of 72 KB that a tokenizer counts, and new ones during whose counting the event loop is watched.
 COUNTED, STALLS, TICK_S = 16, 4, 0.0005
+#: Endpoints that prefill, and as many that decode.
+PAIRED = 32
 
 
 def batch(size: str, number: int) -> tuple[list[bytes], list[HttpRequest]]:
@@ -166,6 +170,22 @@ async def measure_policies(found: Figures, _: argparse.Namespace, rounds: int) -
             for name, model in models.items():
                 decide_ms = _warm_ms(number, endpoints, model, policy={"name": "lodestar"})
                 found.add(f"policies/lodestar{name}/{endpoints}", "ms", decide_ms)
+
+
+async def measure_pairs(found: Figures, _: argparse.Namespace, rounds: int) -> None:
+    """Measure decisions among endpoints of which each half is there for a part of requests."""
+    for number in range(1, rounds + 1):
+        earlier, requests = batch("1k", number)
+        with rig(2 * PAIRED) as app:
+            members = [endpoint for _, endpoint in app.scheduler.datastore.members]
+            pool = [
+                replace(endpoint, roles=frozenset({Role.DECODE if at < PAIRED else Role.PREFILL}))
+                for at, endpoint in enumerate(members)
+            ]
+            app.scheduler.set_pool(pool, time.monotonic())
+            for body in earlier:
+                decide(app, body)
+            found.add(f"pairs/{PAIRED} x {PAIRED}", "ms", decision_ms(app, requests)[1])
 
 
 def _warm_ms(number: int, endpoints: int, policy: Policy | None = None, /, **sections: Any) -> float:

@@ -49,6 +49,7 @@ GOALS = {
     "pickers/shared of alone": 1.15,
     "pickers/change age p99": 120.0,
     "waiting/held": 8192.0,
+    "pairs/32 x 32": 1.0,
     "waiting/added to a decision": 0.1,
 }
 

@@ -140,9 +140,8 @@ def least_squares(x: Floats, y: Floats) -> Fit:
     spread = errors @ errors / max(1, len(errors) - used.sum())
     margins = 1.96 * np.sqrt(np.maximum(0.0, np.diag(np.linalg.pinv(rows.T @ rows))) * spread)
     left, there = (y - x @ values)[keep], y[keep] - y[keep].mean()
-    return Fit(
-        values, margins, float(1.0 - left @ left / (there @ there)), float(np.median(errors)), len(errors)
-    )
+    r2 = 1.0 - left @ left / (there @ there) if there.any() else 0.0  # nothing to explain: a busy machine's
+    return Fit(values, margins, float(r2), float(np.median(errors)), len(errors))
 
 
 @dataclass(frozen=True, slots=True)

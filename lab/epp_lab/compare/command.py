@@ -14,7 +14,7 @@ from rich.text import Text
 from epp.errors import EppError
 from epp.policies.lodestar import Lodestar
 from epp.policies.registry import POLICIES
-from epp_lab.compare.fleets import FLEETS, fleet_named
+from epp_lab.compare.fleets import FLEETS, PD_NAMES, fleet_named
 from epp_lab.compare.gateways import drive_gateways, parse_gateways
 from epp_lab.compare.hillclimb import HILLCLIMB
 from epp_lab.compare.load import add_api_key, api_key_headers
@@ -415,7 +415,7 @@ def _document(
 def _list(console: Console) -> None:
     listed = {
         "workloads": {workload.name: workload.help for workload in WORKLOADS.values()},
-        "fleets": {name: text for name, (text, _) in FLEETS.items()},
+        "fleets": {name: text for name, (text, _) in FLEETS.items()} | {PD_NAMES: ""},
         "policies": dict.fromkeys(POLICIES, ""),
         "yardsticks (see what no picker can)": dict.fromkeys(ORACLES, ""),
         "tuned while it serves (as its paper does, simulated alone)": {HILLCLIMB: ""},

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import msgspec
 
 from epp.errors import EppError
 from epp.records.files import DAMAGED
-from epp_lab.sim.engine_class import ENGINE_CLASSES, H100, L40S_X2
+from epp.types import Role
+from epp_lab.sim.engine_class import ENGINE_CLASSES, H100, H100_8B, H100_70B, L40S_X2, EngineClass
 from epp_lab.sim.network import NetworkPath
 from epp_lab.sim.scenario import FleetSpec, Regions, ReplicaSpec, parse_fleet, regional_fleet
 
@@ -74,6 +77,40 @@ FLEETS: dict[str, tuple[str, FleetSpec]] = {
 }
 
 
+#: Models of fleets of workers, and what serves them.
+PD_MODELS = {"8b": H100_8B, "70b": H100_70B}
+#: A fleet of prefill and decode workers, or of workers that do both.
+PD_NAMES = (
+    "pd-MODEL-NpMd-Gg or pd-MODEL-N (MODEL 8b or 70b; N prefill and M decode workers, or N whole; MxR for "
+    "pods of R ranks; links of G Gb/s)"
+)
+_PD = re.compile(r"pd-(8b|70b)-(?:(\d+)(?:x(\d+))?p)?(\d+)(?:x(\d+))?(?:d-(\d+)g)?")
+
+
+def pd_fleet(
+    engine: EngineClass, prefill: int, decode: int, gbps: float, ranks: tuple[int, int] = (1, 1)
+) -> FleetSpec:
+    """Return pods side by side, half a millisecond away; without any that prefill, all do both.
+
+    Args:
+        engine: what each rank is.
+        prefill: pods that prefill.
+        decode: pods that decode.
+        gbps: rate of each pod's link.
+        ranks: of each pod that prefills, and that decodes.
+    """
+    last = Role.DECODE if prefill else Role.WHOLE
+    pods = [(Role.PREFILL, number, ranks[0]) for number in range(prefill)]
+    pods += [(last, number, ranks[1]) for number in range(decode)]
+    return FleetSpec(
+        tuple(
+            ReplicaSpec(f"{role}-{number}:{8000 + rank}", engine, NetworkPath(0.5), role=role, link_gbps=gbps)
+            for role, number, count in pods
+            for rank in range(count)
+        )
+    )
+
+
 def fleet_named(text: str) -> FleetSpec:
     """Return a named fleet, one of ``class@rtt_ms[*count]`` parts joined by commas, or that of a JSON file.
 
@@ -88,7 +125,12 @@ def fleet_named(text: str) -> FleetSpec:
             raise EppError(f"fleet {text}: {error}") from error
     if text in FLEETS:
         return FLEETS[text][1]
+    if found := _PD.fullmatch(text):
+        model, prefill, prefill_ranks, decode, decode_ranks, gbps = found.groups()
+        ranks = int(prefill_ranks or 1), int(decode_ranks or 1)
+        return pd_fleet(PD_MODELS[model], int(prefill or 0), int(decode), float(gbps or inf), ranks)
     try:
         return parse_fleet(text)
     except ValueError as error:
-        raise EppError(f"fleet {text!r}: not one of {', '.join(FLEETS)}, and {error}") from error
+        known = ", ".join((*FLEETS, PD_NAMES))
+        raise EppError(f"fleet {text!r}: not one of {known}, and {error}") from error

@@ -20,7 +20,7 @@ from epp_lab.compare.compare import compare, comparison_table
 from epp_lab.compare.measure import figures, from_live
 from epp_lab.compare.report import change, panels
 from epp_lab.compare.stats import Statistic
-from epp_lab.demo import load, overload
+from epp_lab.demo import agents, load, overload
 from epp_lab.demo.example import exit_status, output, write_report
 from epp_lab.demo.plain import BALANCERS, Plain
 from epp_lab.demo.stack import Replica, Stack
@@ -50,7 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--policy", default=PolicySection().name, help="the picker's policy (default: %(default)s)")
     add("--against", choices=BALANCERS, default="least-request", help="of the plain Envoy (%(default)s)")
     add("--seed", type=int, default=load.SEED, help="seed of the load (default: %(default)s)")
-    add("--overload", action="store_true", help="more than replicas can serve, with a queue and without")
+    shows = parser.add_mutually_exclusive_group()
+    shows.add_argument(
+        "--overload", action="store_true", help="more than replicas can serve, with a queue and without"
+    )
+    shows.add_argument(
+        "--agents", action="store_true", help="agents whose contexts outgrow KV caches, turns held or not"
+    )
     add("--out", type=Path, default=Path("demo-out"), help="folder for the output (%(default)s)")
 
 
@@ -58,7 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the demo; 1 where nothing was answered. Ctrl-C stops everything that it started."""
     create(arguments.policy, source="command line", key="--policy")  # now, and not when replicas run
     with output(arguments.out):
-        return uvloop.run(overload.show(arguments) if arguments.overload else show(arguments))
+        shown = overload.show if arguments.overload else agents.show if arguments.agents else show
+        return uvloop.run(shown(arguments))
 
 
 def fleet(folder: Path, policy: str) -> Stack:

@@ -6,21 +6,15 @@ where contexts are computed once: 240 ms of prefill, 50 ms of all else. Three se
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from epp_lab.compare.load import objective_of
-from epp_lab.compare.measure import figures, from_live
-from epp_lab.compare.report import panels
-from epp_lab.demo.example import exit_status, write_report
-from epp_lab.demo.stack import Replica, Stack
+from epp_lab.demo import beside
+from epp_lab.demo.beside import Scene
+from epp_lab.demo.stack import Replica
 from epp_lab.experiments.queue import measures
-from epp_lab.page import html
-from epp_lab.plot import figure
 from epp_lab.workloads.content import Content, arrivals
 from epp_lab.workloads.tenants import Tenancy
 
@@ -28,7 +22,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
-    from epp_lab.compare.load import RequestResult
     from epp_lab.compare.trace import TraceRequest
 
 NAMES = ("engine-1", "engine-2", "engine-3")
@@ -63,36 +56,22 @@ def generate(seed: int) -> tuple[TraceRequest, ...]:
 
 async def show(arguments: argparse.Namespace) -> int:
     """Send the load without a queue and with it, and print what came of it."""
-    console, out = Console(), arguments.out
     requests = generate(arguments.seed)
-    text = (
-        f"{len(requests)} requests of seed {arguments.seed} within {LOAD_S:g} s, {TIMES:g} times what "
-        f"{len(NAMES)} simulated replicas serve, through a real Envoy; one of four tenants sends half of "
-        "them, a fifth are of high priority"
-    )
-    console.print(text, highlight=False)
-    runs: dict[str, list[RequestResult]] = {}
-    for name, sections in _SECTIONS.items():
-        console.print(f"{name} ...", highlight=False)
-        policy = {"policy": {"name": arguments.policy}}
-        replicas = [Replica(engine, rtt_ms=1.0) for engine in NAMES]
-        envoy = {"queue_wait_s": TTL_S}
-        async with Stack(out / name.replace(" ", "-"), replicas, policy | sections, envoy=envoy) as stack:
-            runs[name] = await stack.send(requests)
     at_ms = [request.at_ms for request in requests]
-    found = {name: measures(requests, each, at_ms, LOAD_S, WARMUP_S) for name, each in runs.items()}
-    table, said = Table("", *found, title="The same load, fresh fleets", title_justify="left"), verdict(found)
-    for figure_name in SHOWN:
-        table.add_row(figure_name, *(f"{each[figure_name]:,.3g}" for each in found.values()))
-    console.print(table, *said, sep="\n", highlight=False)
-    counted = np.array(at_ms) >= WARMUP_S * 1e3
-    curves = {
-        name: asdict(figures(from_live(results, len(requests)), requests, counted, pace=1.0))
-        for name, results in runs.items()
-    }
-    parts = html(text), figure("The same load", panels(curves, NAMES)), html(table)
-    write_report(console, out, "A picker with a queue and without", parts, said)
-    return exit_status(runs)
+    scene = Scene(
+        title="A picker with a queue and without",
+        text=f"{len(requests)} requests of seed {arguments.seed} within {LOAD_S:g} s, {TIMES:g} times what "
+        f"{len(NAMES)} simulated replicas serve, through a real Envoy; one of four tenants sends half of "
+        "them, a fifth are of high priority",
+        replicas=[Replica(engine, rtt_ms=1.0) for engine in NAMES],
+        sections=_SECTIONS,
+        queue_wait_s=TTL_S,
+        measures=lambda results: measures(requests, results, at_ms, LOAD_S, WARMUP_S),
+        shown=SHOWN,
+        verdict=verdict,
+        warmup_s=WARMUP_S,
+    )
+    return await beside.show(arguments, scene, requests)
 
 
 def verdict(found: Mapping[str, Mapping[str, float]]) -> list[str]:

@@ -47,12 +47,14 @@ class Replica:
         rtt_ms: round trip to its region.
         region: its region's name.
         port: where it listens, 0 for any free one.
+        kv_tokens: size of its KV cache, 0 for what its class has.
     """
 
     name: str
     rtt_ms: float = 0.0
     region: str = ""
     port: int = 0
+    kv_tokens: int = 0
 
 
 #: Warm round trips behind the published figures of the reference's three regions.
@@ -184,7 +186,8 @@ class Stack:
     async def _simulate(self) -> None:
         words = ["lab", "sim", "--model", MODEL]
         for replica in self._replicas:
-            words += ["--replica", f"name={replica.name},port={replica.port},rtt_ms={replica.rtt_ms:g}"]
+            spec = f"name={replica.name},port={replica.port},rtt_ms={replica.rtt_ms:g}"
+            words += ["--replica", f"{spec},kv_tokens={replica.kv_tokens}"]
         child = await self._run("replicas", words)
         await child.until(lambda: len(_ADDRESS.findall(child.log())) == len(self._replicas))
         addresses = dict(_ADDRESS.findall(child.log()))

@@ -76,19 +76,20 @@ CELLS: Mapping[str, Load] = {
 ENTRIES = ("off", "on")
 
 
-def _trace(name: str) -> Path:
+def trace_file(name: str) -> Path:
+    """Return where a trace lies."""
     return Path(os.environ.get("EPP_TRACES", "traces"), f"{name}.jsonl.gz")
 
 
 @cache
 def recorded_sessions(name: str = "claude_code_sessions") -> Sequence[Mapping[str, Any]]:
     """Read recorded sessions or requests."""
-    with gzip.open(_trace(name)) as lines:
+    with gzip.open(trace_file(name)) as lines:
         return [msgspec.json.decode(line) for line in lines]
 
 
 @cache
-def _sessions(name: str) -> Sequence[tuple[int, Sequence[list[Any]]]]:
+def sessions_of(name: str) -> Sequence[tuple[int, Sequence[list[Any]]]]:
     """Read block size and requests of each session, without those of sub-agents."""
     rows = recorded_sessions(name)
     if name == "claude_code_sessions":
@@ -112,17 +113,17 @@ def _sessions(name: str) -> Sequence[tuple[int, Sequence[list[Any]]]]:
     return [(16, requests) for requests in sessions.values()]
 
 
-def agents(name: str, users: int, seed: int) -> tuple[TraceRequest, ...]:
+def agents(name: str, users: int, seed: int, window_s: float = WINDOW_S) -> tuple[TraceRequest, ...]:
     """Let each user run recorded sessions one after another, for longer than the window."""
     requests: list[TraceRequest] = []
     for user in range(users):
-        requests += _turns(name, user, seed, len(requests))
+        requests += _turns(name, user, seed, len(requests), window_s + 60.0)
     return in_time_order(requests)
 
 
-def _turns(name: str, user: int, seed: int, first: int) -> Iterator[TraceRequest]:
+def _turns(name: str, user: int, seed: int, first: int, until_s: float) -> Iterator[TraceRequest]:
     sessions, at_s, after, number = (
-        _sessions(name),
+        sessions_of(name),
         30.0 * keyed_uniform(seed, str(user), "start"),
         None,
         first,
@@ -132,7 +133,7 @@ def _turns(name: str, user: int, seed: int, first: int) -> Iterator[TraceRequest
         which = int(len(sessions) * keyed_uniform(seed, key, "session"))
         block, rows = sessions[which]
         for _, prompt, output, took_s, think_s, ranges in rows:
-            if prompt > _MAX_CONTEXT_TOKENS or at_s > WINDOW_S + 60.0:
+            if prompt > _MAX_CONTEXT_TOKENS or at_s > until_s:
                 break
             pairs = zip(ranges[::2], ranges[1::2], strict=True)
             blocks = [((user * 20 + turn) << 24) + at for low, high in pairs for at in range(low, high + 1)]
@@ -163,7 +164,7 @@ def load(cell: Load, seed: int) -> tuple[Sequence[TraceRequest], WindowOptions, 
         pace = MOONCAKE * fraction
         stretch_s = WINDOW_S * pace
         from_s = (3_500.0 - stretch_s) * keyed_uniform(seed, "window", "from")
-        trace = str(_trace(cell.name))
+        trace = str(trace_file(cell.name))
         requests = Source(trace=trace, from_s=from_s, until_s=stretch_s).requests(seed)
         options = replace(options, time_scale=1.0 / pace)
     else:

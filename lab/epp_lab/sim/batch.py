@@ -75,6 +75,11 @@ class Entry:
         """Length of what a prefill must cover: the prompt, and after a preemption the answer so far."""
         return self.job.prompt_tokens + self.generated
 
+    @property
+    def _was_brought(self) -> bool:
+        """Whether all of the prompt but its last token came with it: until a preemption throws it away."""
+        return self.job.brought is not None and not self.first_token_sent
+
     def __deepcopy__(self, memo: object) -> Entry:
         """Return an independent copy; job and path are shared, since nobody changes them."""
         return copy(self)
@@ -88,7 +93,9 @@ class Entry:
         path = self.path[: prefill_tokens // size]
         blocks, idle = kv.match(path)
         credit = min(blocks * size, prefill_tokens - 1)
-        if checkpoints is not None:
+        if self._was_brought:
+            credit = prefill_tokens - 1
+        elif checkpoints is not None:
             # Tokens beyond the last full block are there with the checkpoint that needs them.
             limit = min(prefill_tokens - 1, blocks * size + size - 1)
             credit = checkpoints.deepest(self.block, limit)
@@ -109,7 +116,8 @@ class Entry:
         self.kv_tokens = found.blocks * kv.block_tokens
         self.todo = self.prefill_tokens - found.cached_tokens
         if not self.first_token_sent:
-            self.cached_tokens = found.cached_tokens
+            brought = self.job.brought
+            self.cached_tokens = found.cached_tokens if brought is None else brought
 
     def grow(self, kv: KvCache, kv_tokens: int) -> None:
         """Have room for ``kv_tokens`` in all."""

@@ -198,6 +198,11 @@ class Engine:
             return entry.generated + self._steps - entry.joined_step
         return entry.generated
 
+    def missing_tokens(self, job: Job) -> int:
+        """Return the tokens of a prompt that are not in the cache, as of the last call that moved time."""
+        present = self._kv.match(job.blocks[: job.prompt_tokens // self._kv.block_tokens])[0]
+        return job.prompt_tokens - present * self._kv.block_tokens
+
     def snapshot(self) -> EngineState:
         """Return gauges and counters as of the last call that moved time."""
         kv = self._kv

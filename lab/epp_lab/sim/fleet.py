@@ -29,11 +29,13 @@ from epp.schedule.late_binding import LateBinding
 from epp.schedule.queue import Waiter
 from epp.schedule.scheduler import Scheduler, SchedulerSettings, datastore_of
 from epp.schedule.weights import WeightBook
+from epp.signals.links import token_ms
 from epp.signals.metrics_text import EngineSample
 from epp.signals.paths import ConnectionTiming
-from epp.types import Endpoint
+from epp.types import Endpoint, Role
 from epp_lab.sim.client import Client
 from epp_lab.sim.engine import Engine
+from epp_lab.sim.handover import Handover, Interface
 from epp_lab.sim.job import Counters, FirstToken
 from epp_lab.sim.loop import Loop, Rank
 from epp_lab.sim.network import Connections
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from epp.schedule.decision import Decision, Outcome
     from epp.types import RequestInfo
     from epp_lab.compare.trace import TraceRequest
+    from epp_lab.sim.handover import Listener
     from epp_lab.sim.job import Finished, Job
     from epp_lab.sim.network import Connection
     from epp_lab.sim.scenario import Event, FleetSpec, ReplicaSpec, WindowOptions
@@ -95,18 +98,36 @@ class Replica:
         self.up = not spec.absent
         self.engine = Engine(spec.engine_class, block_tokens)
         self.on_wire: dict[int, tuple[float, Job]] = {}  # sent, not arrived: by job id
-        self._flights: dict[int, Flight] = {}
+        self.interface = Interface(spec.link_gbps)
+        self._flights: dict[int, Listener] = {}
         self._started_s = ZERO_WALL_S
         self._slowdown = 1.0
         self._wake_ms = inf
         self._past = Counters()  # of its earlier lives
         self.changes = 0
 
-    def expect(self, job: Job, arrives_ms: float, flight: Flight) -> None:
+    def announce(self, job_id: int, listener: Listener) -> None:
+        """Expect a job whose time is not known; its listener hears if the worker dies before."""
+        self._flights[job_id] = listener
+
+    def awaits(self, job_id: int) -> bool:
+        """Tell whether that job is still expected or under way."""
+        return job_id in self._flights
+
+    def kv_bytes_missing(self, job: Job) -> float:
+        """Return the size of those of a prompt's KV blocks that it does not hold."""
+        self._run()
+        return float(self.engine.missing_tokens(job) * self.spec.engine_class.kv_bytes_per_token)
+
+    def forget(self, job_id: int) -> None:
+        """Expect that job no more."""
+        del self._flights[job_id]
+
+    def expect(self, job: Job, arrives_ms: float, listener: Listener) -> None:
         """Expect a job that is on its way."""
         self.changes += 1
         self.on_wire[job.job_id] = (arrives_ms, job)
-        self._flights[job.job_id] = flight
+        self._flights[job.job_id] = listener
         self._loop.at(arrives_ms, Rank.REPORT, self._arrived, job.job_id)
 
     def die(self) -> None:
@@ -162,6 +183,7 @@ class Replica:
             process_start_time_s=self._started_s,
             prompt_tokens_total=float(counters.prompt_tokens),
             generation_tokens_total=float(counters.generated_tokens),
+            transfer_s_total=self.interface.transfer_s or None,
         )
 
     def counters(self) -> Counters:
@@ -235,6 +257,7 @@ class Flight:
         )
         self._targets: list[str] = []  # endpoints still to try
         self._replica: Replica | None = None
+        self._prefiller: Replica | None = None
         self._connection: Connection | None = None
         self._down_ms = self._opened_ms = self._early_ms = 0.0
         self._tries = 0
@@ -250,6 +273,10 @@ class Flight:
         self._result.believed_cached_tokens = round(float(decision.snapshot.cached_tokens[decision.chosen]))
         names = decision.snapshot.endpoints
         self._targets = [names[index] for index in (decision.chosen, *decision.fallbacks[:_RETRIES])]
+        for leg in decision.legs[:-1]:
+            if leg.role is Role.PREFILL:
+                self._result.prefilled_at = decision.address(leg)
+                self._prefiller = self._sim.replicas[self._result.prefilled_at]
         self._attempt()
 
     def on_first_token(self, event: FirstToken) -> None:
@@ -283,7 +310,11 @@ class Flight:
         self._result.network_ms = arrives_ms - loop.now_ms
         self._opened_ms = replica.network.rtt_ms if self._connection.is_new else 0.0
         self._early_ms = arrives_ms + self._down_ms - (loop.now_ms + self._opened_ms)
-        replica.expect(sim.job(replica, index), arrives_ms, self)
+        job = sim.job(replica, index)
+        if self._prefiller is None:
+            replica.expect(job, arrives_ms, self)
+        else:
+            Handover(job, self._prefiller, replica, self, loop).start(arrives_ms)
 
     def _not_connected(self) -> None:
         if self._targets:
@@ -486,6 +517,9 @@ class FleetSim:
             replica.address: Replica(replica, self.prompts.block_tokens, self.loop)
             for replica in spec.replicas
         }
+        hosts: dict[str, Interface] = {}
+        for address, replica in self.replicas.items():  # data-parallel ranks of a pod share its interface
+            replica.interface = hosts.setdefault(address.rpartition(":")[0], replica.interface)
         self._truth = Truth(self)
         self._policy = policy if isinstance(policy, Policy) else policy(self._truth)
         self._next_id = ""
@@ -606,8 +640,14 @@ class FleetSim:
             bounds={},
             source="simulation",
         )
+        datastore = datastore_of(config, index)
+        workers = [replica.spec for replica in self.replicas.values() if replica.spec.role is not Role.WHOLE]
+        if workers:  # as its operator tells it: the slowest link, and the largest token
+            datastore.links.token_ms = max(
+                token_ms(one.engine_class.kv_bytes_per_token, one.link_gbps) for one in workers
+            )
         return Scheduler(
-            datastore=datastore_of(config, index),
+            datastore=datastore,
             policy=policy,
             balance=create("least-request"),
             weights=book,
@@ -644,6 +684,9 @@ class FleetSim:
                 )
                 if isinstance(found, Waiter):
                     self._in_queue[id(found)] = flight
+                    if (patience_s := self.options.patience_s) < inf:
+                        gives_up_ms = self.loop.now_ms + patience_s * 1e3
+                        self.loop.at(gives_up_ms, Rank.ARRIVAL, self._give_up, queue, found)
                     self._wake(queue)
                     return
                 decision = found
@@ -688,8 +731,18 @@ class FleetSim:
                 flight.start(waiter.decision)
         self._wake(queue)
 
+    def _give_up(self, queue: LateBinding, waiter: Waiter) -> None:
+        if not waiter.settled:
+            flight = self._in_queue.pop(id(waiter))
+            queue.leave(waiter, self.loop.now_ms / 1e3)
+            flight.refused("its client gave up")
+
     def _happen(self, event: Event) -> None:
-        replica = self.replicas[event.address]
+        for address, replica in self.replicas.items():
+            if event.address in (address, address.rpartition(":")[0]):
+                self._happen_to(replica, event)
+
+    def _happen_to(self, replica: Replica, event: Event) -> None:
         if event.what is Happening.DIE:
             replica.die()
         elif event.what is Happening.REVIVE:
@@ -700,11 +753,11 @@ class FleetSim:
             replica.reroute(event.factor)
         elif event.what is Happening.ADD:
             replica.start()
-            if event.address not in self._pool:
-                self._pool[event.address] = _endpoint(replica.spec)
+            if replica.spec.address not in self._pool:
+                self._pool[replica.spec.address] = _endpoint(replica.spec)
                 self._apply_pool()
                 self._watch(replica)
-        elif self._pool.pop(event.address, None) is not None:
+        elif self._pool.pop(replica.spec.address, None) is not None:
             for signals in self._signals:
                 signals.stop(replica)
             self._apply_pool()
@@ -743,4 +796,5 @@ def _endpoint(spec: ReplicaSpec) -> Endpoint:
         context_tokens=cls.context_tokens,
         models=frozenset({PUBLIC_MODEL}) if spec.model else frozenset(),
         served_names={PUBLIC_MODEL: spec.model} if spec.model else {},
+        roles=frozenset() if spec.role is Role.WHOLE else frozenset({spec.role}),
     )

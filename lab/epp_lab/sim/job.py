@@ -22,6 +22,8 @@ class Job:
         answer_blocks: hashes of the blocks that follow when the answer is appended, the first one being the
             block which the prompt's end and the answer's start share. Empty where a trace does not say.
         miss: the cache gives nothing, whatever it holds.
+        brought: of a prompt whose KV cache another engine computed and sent here, how many tokens that one
+            found cached; None of a prompt that is computed here.
     """
 
     job_id: int
@@ -30,6 +32,7 @@ class Job:
     blocks: Sequence[int] = ()
     answer_blocks: Sequence[int] = ()
     miss: bool = False
+    brought: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

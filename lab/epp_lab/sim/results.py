@@ -44,6 +44,7 @@ class SimResult:
         region: where it came from, of a fleet with regions.
         refused: peer regions that did not serve it.
         queued_ms: how long it waited in the picker's queue.
+        prefilled_at: the prefill worker that was asked, ``""`` where the one that served it did all.
     """
 
     index: int
@@ -66,6 +67,7 @@ class SimResult:
     region: str = field(default="", repr=False)
     refused: int = field(default=0, repr=False)
     queued_ms: float = field(default=0.0, repr=False)
+    prefilled_at: str = field(default="", repr=False)
 
     @property
     def ok(self) -> bool:

@@ -10,11 +10,13 @@ import re
 from collections.abc import Mapping  # noqa: TC003  # fleets are read from files by their annotations
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from math import inf
 from typing import Literal
 
 from msgspec import structs
 
 from epp.config.schema import Config
+from epp.types import Role
 from epp_lab.sim.engine_class import ENGINE_CLASSES, EngineClass
 from epp_lab.sim.network import NetworkPath
 
@@ -24,7 +26,8 @@ class ReplicaSpec:
     """One replica.
 
     Attributes:
-        address: ``host:port``, its name in results.
+        address: ``host:port``, its name in results. Data-parallel ranks of a pod have ports of one host; each
+            is an engine of its own.
         engine_class: how fast it is and how it works.
         network: the way from the gateway to it.
         region: region name.
@@ -35,6 +38,8 @@ class ReplicaSpec:
         probe_factor: what probes measure, as a multiple of the true round trip.
         kv_report_factor: KV capacity that the engine reports, as a multiple of the true one.
         model: what its engine calls the model, where replicas of a fleet serve different ones.
+        role: what it does of a request.
+        link_gbps: rate at which its host sends and receives KV caches, in Gb/s.
     """
 
     address: str
@@ -47,6 +52,8 @@ class ReplicaSpec:
     probe_factor: float = 1.0
     kv_report_factor: float = 1.0
     model: str = ""
+    role: Role = Role.WHOLE
+    link_gbps: float = inf
 
 
 class Happening(Enum):
@@ -68,7 +75,7 @@ class Event:
 
     Attributes:
         at_s: seconds after the start of the window.
-        address: whom.
+        address: whom; the host of a pod stands for all of its ranks.
         what: what.
         factor: for ``SLOW`` and ``REROUTE``.
     """
@@ -162,6 +169,7 @@ class WindowOptions:
         config: the picker's configuration as served live: intervals of probes and scrapes, tie band, slow
             start, index sizes. The policy's name and weights in it are not read.
         pickers: how many there are.
+        patience_s: after which a client whose request still waits in a picker gives up, and thinks on.
     """
 
     time_scale: float = 1.0
@@ -173,6 +181,7 @@ class WindowOptions:
     report_delay_ms: float = 2.0
     config: Config = field(default_factory=Config)
     pickers: PickerOptions = field(default_factory=PickerOptions)
+    patience_s: float = inf
 
     def with_queue(self) -> WindowOptions:
         """Return the same with requests that may wait in the picker."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,8 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--replica",
         action="append",
         required=True,
-        metavar="name=N,port=P,rtt_ms=R,class=C,model=M",
-        help=f"a replica, repeatable; by default on a free port, with rtt_ms=0, of class l40s-x2; "
+        metavar="name=N,port=P,rtt_ms=R,class=C,model=M,kv_tokens=T",
+        help=f"a replica, repeatable; by default on a free port, with rtt_ms=0, of class l40s-x2 and "
+        f"its KV cache; "
         f"classes: {', '.join(sorted(CLASSES))}",
     )
 
@@ -71,7 +73,8 @@ def replica_configs(args: argparse.Namespace) -> list[SimConfig]:
 
 
 def _config(args: argparse.Namespace, text: str, known: Mapping[str, Lookup] | None) -> SimConfig:
-    spec = {"name": "sim", "port": "0", "rtt_ms": "0", "class": "l40s-x2", "model": args.model}
+    spec = {"name": "sim", "port": "0", "rtt_ms": "0", "class": "l40s-x2"}
+    spec |= {"model": args.model, "kv_tokens": "0"}
     for item in text.split(","):
         key, _, value = item.partition("=")
         if key.strip() not in spec:
@@ -83,6 +86,8 @@ def _config(args: argparse.Namespace, text: str, known: Mapping[str, Lookup] | N
             "--replica", "class", f"unknown class {spec['class']!r}", f"one of {', '.join(CLASSES)}"
         )
     try:
+        if kv_tokens := int(spec["kv_tokens"]):
+            cls = replace(cls, kv_capacity_tokens=kv_tokens)
         return SimConfig(
             name=spec["name"],
             host=args.host,

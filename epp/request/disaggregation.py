@@ -1,0 +1,36 @@
+"""What an endpoint is told of those who do a part of a request for it: llm-d's sidecar reads these headers.
+
+The sidecar stands before the engine that decodes, and asks the workers that are named for their parts. All
+its connectors take the same headers (source [E]: ``docs/disaggregation.md``, ``pkg/sidecar/proxy`` of llm-d's
+router); what is between engines is theirs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from epp.types import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from epp.schedule.decision import Decision
+
+#: Request headers of workers, by their role.
+HEADERS = {Role.PREFILL: "x-prefiller-host-port", Role.ENCODE: "x-encoder-hosts-ports"}
+#: Request headers that clients may not send to engines that are told of workers.
+STRIPPED = frozenset({*HEADERS.values(), "x-data-parallel-host-port", "x-data-parallel-rank"})
+
+
+def worker_headers(decision: Decision, known_as: Callable[[str], str]) -> dict[str, str]:
+    """Name the workers of a decision by header.
+
+    Args:
+        decision: the decision.
+        known_as: what others call an endpoint.
+    """
+    return {
+        header: ",".join(known_as(decision.address(leg)) for leg in decision.legs if leg.role is role)
+        for role, header in HEADERS.items()
+        if any(leg.role is role for leg in decision.legs)
+    }
