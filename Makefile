@@ -60,7 +60,7 @@ h2spec: ## the conformance tests of HTTP/2, into a cache outside the tree (wants
 # Kept from run to run; given up after half an hour.
 test-vllm: setup ## two real vLLM replicas on the CPU behind a real Envoy (wants Python 3.12 and 6 GB of disk; 6 minutes)
 	installed=$$(timeout 1800 tests/engines/install_vllm.sh) && \
-	  EPP_VLLM=$$installed $(BIN)/python -m pytest -s tests/engines/test_vllm.py
+	  EPP_VLLM=$$installed $(BIN)/python -m pytest -s tests/engines/test_vllm.py tests/engines/test_vllm_events.py
 
 test-clients: setup ## GuideLLM and AIPerf before the demo's regions, their figures beside ours (7 GB of disk; a minute, at first 7)
 	guidellm=$$(timeout 1200 tests/clients/install.sh guidellm) && aiperf=$$(timeout 600 tests/clients/install.sh aiperf) && \
@@ -114,7 +114,7 @@ manifests: setup helm ## write what the chart takes from the renderer, and deplo
 	$(BIN)/python -m deploy.k8s.chart_files
 	$(BIN)/python -m deploy.k8s.helm
 
-IMAGE_EXTRAS := cluster,envoy,kubernetes,otel,tls,tokenizers,zstd
+IMAGE_EXTRAS := cluster,envoy,kubernetes,kv-events,otel,tls,tokenizers,zstd
 image-constraints: ## pin the image's packages at their newest, into deploy/image/constraints.txt
 	rm -rf build/image && $(PYTHON) -m venv build/image
 	build/image/bin/pip install --quiet --only-binary :all: --no-binary nkeys --upgrade hatchling setuptools '.[$(IMAGE_EXTRAS)]' ./lab

@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence  # noqa: TC003  # msgspec reads annotations at run time
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from msgspec import Struct
 
@@ -142,6 +142,8 @@ class Endpoint:
         base_path: what stands before its paths, ``""`` for nothing.
         roles: the parts of requests that it is there for; empty for whole requests.
         prefills: its engine can; SGLang's that decode cannot.
+        kv_events: where its engine tells of its KV cache, ``""`` for where the configuration says.
+        kv_replay: where it tells again, likewise.
     """
 
     address: str
@@ -160,6 +162,8 @@ class Endpoint:
     base_path: str = ""
     roles: frozenset[Role] = frozenset()
     prefills: bool = True
+    kv_events: str = ""
+    kv_replay: str = ""
 
     @property
     def revision(self) -> str:
@@ -221,6 +225,9 @@ def network_ms(
 #: Where a round-trip time comes from, by code: nowhere, the configuration, our probes, Envoy's connects.
 RTT_SOURCES = ("", "assumed", "probe", "connect")
 
+#: By what cached tokens are known, by code: what was sent, the engine's events, or more of the two.
+CACHED_SOURCES = ("estimate", "events", "both")
+
 
 class RequestInfo(Struct, frozen=True):
     """What filters and policies may know of the request, its prompt reduced to numbers.
@@ -276,6 +283,9 @@ class RequestInfo(Struct, frozen=True):
         block_tokens: tokens per block (fractional when estimated from bytes), the mean over the prompt.
         token_offsets: tokens up to the end of each block where a tokenizer has counted; empty where the mean
             is all that is known.
+        engine_blocks: hashes of its first prompt by the token ids of engines' blocks, by how they are hashed
+            (`epp.prefix_cache.engine_blocks`); empty where its tokens are not known
+            or no engine tells events.
         priority: of the InferenceObjective that it names, 0 for none.
         headers: those that columns of `Snapshot.extra` are made of.
         previous_response: key of the stored response that it is about, 0 for none
@@ -324,6 +334,7 @@ class RequestInfo(Struct, frozen=True):
     prompt_hash: int = 0
     block_tokens: float = 0.0
     token_offsets: Sequence[float] = ()
+    engine_blocks: Mapping[Any, Sequence[int]] = {}
     priority: int = 0
     headers: Mapping[str, str] = {}
     previous_response: int = 0
@@ -451,6 +462,8 @@ class Snapshot(Struct, frozen=True):
         revisions: revision of each, with `workers` alone.
         workers: who may prefill or encode for these, by role; some may be candidates, too. Empty where
             endpoints have no roles, and for policies that choose no pairs.
+        cached_sources: by what the cached tokens of each are known, as indices of `CACHED_SOURCES`; for
+            people, None where all are estimated.
     """
 
     endpoints: tuple[str, ...]
@@ -463,6 +476,7 @@ class Snapshot(Struct, frozen=True):
     extra: Mapping[str, Floats] = {}
     revisions: tuple[str, ...] = ()
     workers: Mapping[Role, Snapshot] = {}
+    cached_sources: NDArray[np.int8] | None = None
 
     rtt_ms = _Column()
     cached_tokens = _Column()

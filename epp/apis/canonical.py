@@ -192,6 +192,11 @@ def exact_tokens(canonical: bytes) -> int | None:
     return len(words) - words.count(_BETWEEN)
 
 
+def exact_ids(canonical: bytes) -> bytes:
+    """Return the token ids, 4 bytes each, of a prompt that is given as them; empty for others."""
+    return canonical[len(_IDS_MARK) :] if canonical.startswith(_IDS_MARK) else b""
+
+
 def split_prompts(canonical: bytes) -> list[bytes]:
     """Return the canonical bytes of each of several prompts, as a request of that one alone has them.
 

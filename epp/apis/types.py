@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from msgspec import Struct
 
@@ -110,9 +110,18 @@ class Parser(Struct, frozen=True):
     methods: frozenset[str]
 
 
-#: What a tokenizer says of a prompt: its tokens, and those up to the end of each whole block of canonical
-#: bytes, empty when not known.
-TokenCount = tuple[int, "Sequence[float]"]
+class TokenCount(NamedTuple):
+    """What a tokenizer says of a prompt.
+
+    Attributes:
+        tokens: how many.
+        offsets: those up to the end of each whole block of canonical bytes, empty when not known.
+        ids: token ids, 4 bytes each; empty where they are not asked for or not all known.
+    """
+
+    tokens: int
+    offsets: Sequence[float]
+    ids: bytes = b""
 
 
 class NotCountableError(Exception):

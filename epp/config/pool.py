@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 from epp.config.address import normalise_address
-from epp.config.section import BasePath, MetricsPath, Section
+from epp.config.section import BasePath, KvUrl, MetricsPath, Section
 from epp.config.strict import salvage
 from epp.errors import ConfigError, gather, raise_all
 from epp.types import MAX_MODEL_CHARS, MAX_RTT_MS, Endpoint, Role
@@ -61,6 +61,9 @@ class EndpointSpec(Section, frozen=True, omit_defaults=True):
         labels: free labels; one named ``llm-d.ai/role`` or ``disaggregatedset.x-k8s.io/role`` says the role.
         role: what it does of requests: ``prefill``, ``decode``, ``encode``, several joined by ``-``, or
             ``both`` for ``prefill-decode``; whole requests when empty. Goes before labels.
+        kv_events: where its engine publishes what its KV cache holds, such as ``tcp://10.0.0.1:5557``; goes
+            before ``address`` in ``kv_events``.
+        kv_replay: where it sends that again; goes before ``replay_address``.
         port: see ``address``.
         name: for people.
         namespace: for people.
@@ -84,6 +87,8 @@ class EndpointSpec(Section, frozen=True, omit_defaults=True):
     uid: str = ""
     labels: dict[str, str] = {}
     role: RoleName = ""
+    kv_events: KvUrl = ""
+    kv_replay: KvUrl = ""
     port: int | str = ""
     name: str = ""
     namespace: str = ""
@@ -113,6 +118,8 @@ class EndpointSpec(Section, frozen=True, omit_defaults=True):
             uid=self.uid,
             labels=self.labels,
             roles=roles_of(self.role or next((self.labels[k] for k in ROLE_LABELS if k in self.labels), "")),
+            kv_events=self.kv_events,
+            kv_replay=self.kv_replay,
         )
 
 

@@ -19,6 +19,7 @@ from epp.config.section import (
     MAX_MODEL_WAIT_S,
     MOST,
     HeaderName,
+    KvUrl,
     MetricsPath,
     NotNegative,
     Positive,
@@ -353,6 +354,7 @@ class Prefix(Section, frozen=True):
             (docs/cluster.md#change-the-secret).
         block_bytes: bytes of canonical prompt per block.
         capacity_tokens: size of an endpoint's KV cache until the engine reports it.
+        capacity_stated: it stays, whatever the engine reports.
         state_slots: recurrent states that an engine of a hybrid model keeps; 0 for other models.
         chunk_tokens: most tokens of one prefill of such an engine.
     """
@@ -361,8 +363,37 @@ class Prefix(Section, frozen=True):
     second_secret_file: str = ""
     block_bytes: Annotated[int, msgspec.Meta(ge=32, le=65536)] = 256
     capacity_tokens: PositiveInt = 500_000
+    capacity_stated: bool = False
     state_slots: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
     chunk_tokens: PositiveInt = 4096
+
+
+class KvEvents(Section, frozen=True):
+    """What engines publish of their KV caches (needs ``pip install 'gorgo-epp[kv-events]'``).
+
+    Attributes:
+        enabled: listen to them.
+        address: where each engine publishes, such as ``tcp://{host}:5557`` with the endpoint's host; an
+            endpoint's own ``kv_events`` goes before it. Empty for no other than these.
+        replay_address: where engines send again what was missed, such as ``tcp://{host}:5558``.
+        listen: address of a socket to which engines connect, such as ``tcp://*:5557``; their topics are
+            ``kv@``, the endpoint's address, ``@`` and anything.
+        topics: beginnings of the topics to listen to, any when empty.
+        ranks: data-parallel ranks behind each endpoint; each publishes at the port after the one before.
+        cpu_price: what a token in the host's memory is worth of one on the accelerator.
+        disk_price: likewise on a disk or further away.
+        max_blocks: blocks of all endpoints, 300 bytes each.
+    """
+
+    enabled: bool = False
+    address: KvUrl = ""
+    replay_address: KvUrl = ""
+    listen: KvUrl = ""
+    topics: list[str] = []
+    ranks: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
+    cpu_price: Share = 0.8
+    disk_price: Share = 0.5
+    max_blocks: PositiveInt = 1_000_000
 
 
 class Scrape(Section, frozen=True):
@@ -504,6 +535,7 @@ class Config(Section, frozen=True):
     protocol: Protocol = Protocol()
     tokens: Tokens = Tokens()
     prefix: Prefix = Prefix()
+    kv_events: KvEvents = KvEvents()
     capability: CapabilitySection = CapabilitySection()
     scrape: Scrape = Scrape()
     probe: Probe = Probe()

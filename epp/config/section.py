@@ -32,6 +32,14 @@ MetricsPath = Annotated[
     str,
     msgspec.Meta(pattern=r"^(/[!-~]*)?$", extra={"fix": "a path without blanks, from / on, e.g. /metrics"}),
 ]
+#: A ZeroMQ address with a port, in which ``{host}`` is an endpoint's; none where it is empty.
+KvUrl = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^(tcp://[^:@/ ]+:[0-9]{1,5}|tcp://\[[0-9a-fA-F:.]+\]:[0-9]{1,5})?$",
+        extra={"fix": "tcp://HOST:PORT, such as tcp://{host}:5557"},
+    ),
+]
 #: What stands before an engine's paths; nothing where it is empty.
 BasePath = Annotated[
     str,

@@ -146,6 +146,9 @@ def _rows(record: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
         if name == "rtt_ms" and record["rtt_sources"]:
             sources = {row: source for source, rows in record["rtt_sources"].items() for row in rows}
             yield "RTT source", [sources.get(row, "-") for row in range(len(signals[name]))]
+        if name == "cached_tokens" and "cached_sources" in record:
+            sources = {row: source for source, rows in record["cached_sources"].items() for row in rows}
+            yield "cached by", [sources.get(row, "estimate") for row in range(len(signals[name]))]
 
 
 def _ending(record: Mapping[str, Any], outcome: Mapping[str, Any] | None) -> Iterator[str]:

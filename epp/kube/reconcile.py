@@ -28,7 +28,7 @@ import msgspec
 
 from epp.config.address import is_ip, join_address, split_address
 from epp.config.pool import EndpointSpec, RoleName, Rtt, Tokens, misnamed
-from epp.config.section import MetricsPath
+from epp.config.section import KvUrl, MetricsPath
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -55,6 +55,8 @@ _FIELDS: Mapping[str, Any] = {
     "server-name": str,
     "metrics-path": MetricsPath,
     "role": RoleName,
+    "kv-events": KvUrl,
+    "kv-replay": KvUrl,
 }
 _ENDED = frozenset({"Succeeded", "Failed"})
 

@@ -45,16 +45,12 @@ INSTEAD = {
 #: Plugin type -> what to do instead.
 ALTERNATIVES = {kind: instead for instead, kinds in INSTEAD.items() for kind in kinds.split()}
 
-_INDEX = "the prefix index here: it follows what is sent and what engines report; no KV events are read"
+_INDEX = "the prefix index here: it follows what is sent and what engines report"
 _WATCHED = "pods are watched anyway"
 _MODELS = "models are matched where endpoints state theirs"
 _UNREAD = "what it parses passes through unread, balanced among the endpoints"
 #: Plugin type -> what stands for it here, and its parameters, which are taken and say nothing more.
 STAND_INS = {
-    "precise-prefix-cache-producer": (
-        _INDEX,
-        "tokenProcessorConfig indexerConfig kvEventsConfig speculativeIndexing speculativeTTL",
-    ),
     "burst-prefix-cache-producer": (
         _INDEX,
         (
@@ -154,6 +150,10 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
+#: llm-d's capacity where none is stated (source [E]).
+_LRU_BLOCKS = 31_250
+
+
 class _Picker(Parameters, frozen=True):
     max_num_of_endpoints: Annotated[int, msgspec.Meta(le=17)] = 1
 
@@ -161,7 +161,8 @@ class _Picker(Parameters, frozen=True):
 class Prefix(Parameters, frozen=True):
     """Of the scorer and of the approximate index; blocks are of 64 tokens at least, as in llm-d."""
 
-    unread = "autoTune maxPrefixBlocksToMatch maxPrefixTokensToMatch prefixMatchInfoProducerName"
+    unread = "maxPrefixBlocksToMatch maxPrefixTokensToMatch prefixMatchInfoProducerName"
+    auto_tune: bool = True
     match_length_weight: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     match_length_scale_tokens: Annotated[int, msgspec.Meta(ge=1)] = 8192
     block_size_tokens: _Count = 0
@@ -175,8 +176,15 @@ class Prefix(Parameters, frozen=True):
         block_tokens = max(stated, 64)
         if stated:
             meaning.put("prefix", block_bytes=min(block_tokens * BYTES_PER_TOKEN, 65536))
-        if self.lru_capacity_per_server:
-            meaning.put("prefix", capacity_tokens=self.lru_capacity_per_server * block_tokens)
+        blocks = self.lru_capacity_per_server or (0 if self.auto_tune else _LRU_BLOCKS)
+        if blocks:
+            meaning.put("prefix", capacity_tokens=blocks * block_tokens)
+        if not self.auto_tune:
+            meaning.put("prefix", capacity_stated=True)
+        elif self.lru_capacity_per_server:
+            meaning.warnings.append(
+                "lruCapacityPerServer: holds until an engine reports the size of its KV cache"
+            )
 
     def scorer(self) -> PrefixScorer:
         """Return what scores by it in a profile."""
@@ -186,15 +194,66 @@ class Prefix(Parameters, frozen=True):
         )
 
 
-class _Precise(Prefix, frozen=True):
-    """The deprecated scorer with an index of its own."""
+class _Discovery(msgspec.Struct, frozen=True, rename="camel"):
+    socket_port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 5557
+    replay_socket_port: Annotated[int, msgspec.Meta(le=65535)] = 0
 
-    unread = f"{Prefix.unread} {STAND_INS['precise-prefix-cache-producer'][1]}"
+
+class _Events(msgspec.Struct, frozen=True, rename="camel"):
+    topic_filter: str = "kv@"
+    zmq_endpoint: str = ""
+    discover_pods: bool = True
+    pod_discovery_config: _Discovery = _Discovery()
+
+
+class _Tier(msgspec.Struct, frozen=True):
+    name: str
+    weight: Share
+
+
+class _Indexer(msgspec.Struct, frozen=True):
+    tiers: list[_Tier] = msgspec.field(
+        default_factory=lambda: [_Tier("gpu", 1.0), _Tier("cpu", 0.8)], name="kvCacheBackendConfigs"
+    )
+
+
+class _Precise(Parameters, frozen=True):
+    """Of the index of what engines tell; a tier that is not named weighs 1, as in llm-d."""
+
+    unread = "tokenProcessorConfig speculativeIndexing speculativeTTL"
+    kv_events_config: _Events = _Events()
+    indexer_config: _Indexer = _Indexer()
 
     def put(self, meaning: Meaning) -> None:
+        events, pods = self.kv_events_config, self.kv_events_config.pod_discovery_config
+        weights = {tier.name.lower(): tier.weight for tier in self.indexer_config.tiers}
+        told: dict[str, Any] = {
+            "enabled": True,
+            "topics": [events.topic_filter] if events.topic_filter else [],
+            "listen": events.zmq_endpoint,
+            "cpu_price": weights.get("cpu", 1.0),
+            "disk_price": weights.get("disk", weights.get("storage", 1.0)),
+        }
+        if events.discover_pods:
+            told["address"] = f"tcp://{{host}}:{pods.socket_port}"
+            if pods.replay_socket_port > 0:
+                told["replay_address"] = f"tcp://{{host}}:{pods.replay_socket_port}"
+        meaning.put("kv_events", **told)
         meaning.warnings.append(
-            f"precise-prefix-cache-scorer: {STAND_INS['precise-prefix-cache-producer'][0]}"
+            "precise-prefix-cache-producer: prompts are looked up in KV events where the model's tokenizer is"
+            " on this machine; what is sent counts until events tell of it, and alone where they are not"
+            " believed"
         )
+
+
+class _PreciseScorer(_Precise, frozen=True):
+    """The deprecated scorer with an index of its own."""
+
+    unread = f"{_Precise.unread} {Prefix.unread} autoTune lruCapacityPerServer blockSize blockSizeTokens"
+
+    def scorer(self) -> PrefixScorer:
+        """Return what scores by it in a profile."""
+        return PrefixScorer()
 
 
 class _InFlight(Parameters, frozen=True):
@@ -417,7 +476,8 @@ KINDS: Mapping[str, type[msgspec.Struct]] = {
     **_kinds(Scorers),
     **_kinds(Deciders),
     "prefix-cache-scorer": Prefix,
-    "precise-prefix-cache-scorer": _Precise,
+    "precise-prefix-cache-scorer": _PreciseScorer,
+    "precise-prefix-cache-producer": _Precise,
     **dict.fromkeys(PICKERS, _Picker),
     "single-profile-handler": Parameters,
     BY_HEADER: _ByHeader,
@@ -453,8 +513,8 @@ NOTED = {
     "pd-profile-handler primaryPort": "the destination is the rank's own port",
     "watchFile": "the file is always watched",
     "blockSize": "is in tokens, as in today's llm-d; in old files it was in characters",
-    "lruCapacityPerServer": "holds until an engine reports the size of its KV cache",
-    "autoTune": "the size of the KV cache that an engine reports is always believed",
+    "speculativeIndexing": "what is sent counts until events tell of it, whether or not it is set",
+    "speculativeTTL": "what is sent counts for 2 s after its first token",
     "maxPrefixBlocksToMatch": _MATCHED,
     "maxPrefixTokensToMatch": _MATCHED,
     "prefixMatchInfoProducerName": "there is one prefix index, whatever it is called",

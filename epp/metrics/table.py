@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from epp.cluster.link import Link
+    from epp.feeds.kv_events import KvEventFeed
     from epp.metrics.metrics import Samples
     from epp.metrics.read import PickerState, QueueState
 
@@ -52,6 +53,10 @@ _TTFT_RATIO = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2, 4, 10)
 
 #: llm-d's times begin where its picker receives a request, which is just after it came to Envoy.
 _SINCE = "From its arrival at Envoy, or from the decision where Envoy tells no times,"
+
+
+def _of_events(name: str, labels: str, text: str, how: Callable[[KvEventFeed], Samples]) -> Row:
+    return shown("kv events", name, labels, text, how)
 
 
 def _of_picker(name: str, labels: str, text: str, how: Callable[[PickerState], Samples]) -> Row:
@@ -183,6 +188,35 @@ TABLE: tuple[Row, ...] = (
         "reason",
         "Prompts whose tokens were estimated though their model has a tokenizer, by reason.",
         ",".join(REASONS),
+    ),
+    # What engines tell of their KV caches, where it is listened to.
+    _of_events(
+        "epp_kv_event_messages_total",
+        "result",
+        "Messages of engines about their KV caches: taken; lost (never came, no replay had them); replayed;"
+        " unreadable (events of an unknown kind, too); unknown-endpoint (of nobody in the pool); dropped"
+        " (more than could be applied).",
+        lambda feed: [((result,), float(count)) for result, count in feed.results.items()],
+    ),
+    _of_events(
+        "epp_kv_event_refused_blocks_total",
+        "reason",
+        "Blocks that were not taken: unknown-parent (the block before was never told of); full"
+        " (kv_events.max_blocks); small (fewer than 8 tokens).",
+        lambda feed: [((why,), float(count)) for why, count in feed.refused.items()],
+    ),
+    _of_events(
+        "epp_kv_event_blocks",
+        "endpoint",
+        "Blocks that the engine says it holds, of all ranks.",
+        lambda feed: [((name,), float(held)) for name, _, held in feed.endpoints()],
+    ),
+    _of_events(
+        "epp_kv_events_believed",
+        "endpoint problem",
+        "1 where the engine's events are believed, 0 where the estimate counts: unheard (none came yet), lost"
+        " (of late), deaf (none came of prompts that were sent), wrong (answers show the estimate nearer).",
+        lambda feed: [((name, why), float(not why)) for name, why, _ in feed.endpoints()],
     ),
     # Protocol and transport.
     gauge("llm_d_epp_extproc_streams_inflight", "", "ext_proc streams open now."),

@@ -89,7 +89,7 @@ class BlockHasher:
             known: fields of the description that its body does not say.
         """
         canonical, size = request.canonical, len(request.canonical)
-        tokens, token_offsets = (counter.count(request), ()) if counted is None else counted
+        tokens, token_offsets = (counter.count(request), ()) if counted is None else counted[:2]
         if size:
             tokens = max(tokens, 1)  # a tokenizer counts none in 200 empty texts; others divide by a block's
         namespace = self._namespace_of(request.model, request.cache_salt, tenant)

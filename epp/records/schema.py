@@ -12,10 +12,10 @@ import numpy as np
 
 from epp.errors import EppError
 from epp.schedule.decision import ASKED, ORIGIN, Basis, Decision, QueueWait, legs_of
-from epp.types import NUMERIC_COLUMNS, RTT_SOURCES, Ranking, RequestInfo, Role, Snapshot
+from epp.types import CACHED_SOURCES, NUMERIC_COLUMNS, RTT_SOURCES, Ranking, RequestInfo, Role, Snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -120,19 +120,22 @@ def _fleet(record: Mapping[str, Any]) -> Snapshot:
         engine_classes=tuple(record["engine_classes"]),
         block=np.array([_column(signals[name], count) for name in NUMERIC_COLUMNS]),
         unknown=unknown,
-        rtt_sources=_rtt_sources(record, count),
+        rtt_sources=_codes(record["rtt_sources"], RTT_SOURCES, count),
         models=tuple(record["served_models"]),
         extra={name: _column(values, count) for name, values in record.get("extra", {}).items()},
         revisions=tuple(record.get("revisions", ())),
         workers={Role(role): _fleet(seen) for role, seen in record.get("workers", {}).items()},
+        cached_sources=(
+            _codes(record["cached_sources"], CACHED_SOURCES, count) if "cached_sources" in record else None
+        ),
     )
 
 
-def _rtt_sources(record: Mapping[str, Any], count: int) -> NDArray[np.int8]:
-    sources = np.zeros(count, np.int8)
-    for name, rows in record["rtt_sources"].items():
-        sources[rows] = RTT_SOURCES.index(name)
-    return sources
+def _codes(rows_by: Mapping[str, list[int]], names: Sequence[str], count: int) -> NDArray[np.int8]:
+    codes = np.zeros(count, np.int8)
+    for name, rows in rows_by.items():
+        codes[rows] = names.index(name)
+    return codes
 
 
 def _column(values: list[float], count: int) -> NDArray[np.float64]:

@@ -20,6 +20,7 @@ from urllib.parse import unquote
 
 from msgspec.structs import replace
 
+from epp.apis.canonical import exact_ids
 from epp.apis.decode import invalid
 from epp.apis.failure import MODEL_NOT_FOUND
 from epp.apis.listed_models import ANTHROPIC_HEADER, anthropic_models, openai_models
@@ -417,6 +418,10 @@ class Director:
         known["last_turn"] = headers.get(_LAST_TURN_HEADER) == "true"
         if parsed.previous_response:
             known["previous_response"] = key_of(parsed.previous_response)
+        caches = self.scheduler.datastore.engine_caches
+        if caches is not None and parsed.prompts == 1 and parsed.kept_tokens is None:
+            ids = exact_ids(parsed.canonical) if counted is None else counted.ids
+            known["engine_blocks"] = caches.hashed(parsed.model, ids, parsed.cache_salt)
         tenant = headers.get(self._tenant_header, "") if self._tenant_header else ""
         return self._hasher.measure(parsed, self._counter, tenant, counted, **known), hop
 

@@ -79,6 +79,9 @@ class Tokenizers:
         threads: threads that tokenize.
         on_estimate: called with the reason, one of `epp.metrics.table.REASONS`, when the estimate has to do.
         optional: what engines leave out.
+
+    Attributes:
+        tells_ids: prompts are looked up by their token ids, so they are told.
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class Tokenizers:
         self._limit, self._running = threads * (1 + WAITING_PER_THREAD), 0
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
         self._failed: set[str] = set()
+        self.tells_ids = False
 
     def rendering(self, model: str) -> Rendering:
         """Tell how a model's prompts are rendered: by its template, else by its name and what was learned."""
@@ -120,6 +124,8 @@ class Tokenizers:
             self._on_estimate("busy")
             return None
         self._running += 1
+        if self.tells_ids:
+            model.keeps_ids = True
         loop = asyncio.get_running_loop()
         job = self._threads.submit(
             model.count, request.canonical, self._block_bytes, request.template_arguments

@@ -19,10 +19,13 @@ from epp.policies.registry import draws, params_of
 from epp.schedule.propensities import propensities
 from epp.schedule.select import select, with_local
 from epp.signals.duration import Duration, predict_duration
-from epp.types import HELPERS, NUMERIC_COLUMNS, PEER_CLASS, RTT_SOURCES, Role
+from epp.types import CACHED_SOURCES, HELPERS, NUMERIC_COLUMNS, PEER_CLASS, RTT_SOURCES, Role
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from epp.apis.failure import AnswerFailure
     from epp.apis.usage import Usage
@@ -277,7 +280,7 @@ def to_record(
         "engine_classes": snapshot.engine_classes,
         "signals": _signals(snapshot),
         "unknown": _unknown(snapshot),
-        "rtt_sources": _rtt_sources(snapshot),
+        "rtt_sources": _rows_by(snapshot.rtt_sources, RTT_SOURCES),
         "shares": None if decision.slow_start_weights is None else decision.slow_start_weights.tolist(),
         "held_back": decision.slow_start_excluded,
         "terms": _lists(decision.ranking.terms),
@@ -288,7 +291,7 @@ def to_record(
         "tied": decision.tied,
         "probabilities": _probabilities(decision),
         "excluded": dict(decision.excluded),
-        **({"extra": _lists(snapshot.extra)} if snapshot.extra else {}),
+        **_of_snapshot(snapshot),
         **({name: getattr(request, name) for name in ORIGIN} if request.origin_region else {}),
         **({"sequences": request.sequences} if request.sequences > 1 else {}),
         **({"last_turn": True} if request.last_turn else {}),
@@ -316,7 +319,7 @@ def _parts(decision: Decision) -> dict[str, Any]:
                 "served_models": seen.models,
                 "signals": _signals(seen),
                 "unknown": _unknown(seen),
-                "rtt_sources": _rtt_sources(seen),
+                "rtt_sources": _rows_by(seen.rtt_sources, RTT_SOURCES),
                 "extra": _lists(seen.extra),
             }
             for role, seen in snapshot.workers.items()
@@ -336,14 +339,20 @@ def _lists(columns: Mapping[str, Floats]) -> dict[str, list[float]]:
     return {name: column.tolist() for name, column in columns.items()}
 
 
-def _rtt_sources(snapshot: Snapshot) -> dict[str, list[int]]:
-    """Rows of endpoints by where their round trips come from; those that are not known are left out."""
-    if snapshot.rtt_sources is None:
-        return {}
+def _of_snapshot(snapshot: Snapshot) -> dict[str, Any]:
+    """Columns that only some decisions have."""
+    found: dict[str, Any] = {"extra": _lists(snapshot.extra)} if snapshot.extra else {}
+    if snapshot.cached_sources is not None:
+        found["cached_sources"] = _rows_by(snapshot.cached_sources, CACHED_SOURCES)
+    return found
+
+
+def _rows_by(codes: NDArray[np.int8] | None, names: Sequence[str]) -> dict[str, list[int]]:
+    """Rows of endpoints by where a column's values come from; those of the first code are left out."""
     rows: dict[str, list[int]] = {}
-    for row, source in enumerate(snapshot.rtt_sources.tolist()):
-        if source:
-            rows.setdefault(RTT_SOURCES[source], []).append(row)
+    for row, code in enumerate(() if codes is None else codes.tolist()):
+        if code:
+            rows.setdefault(names[code], []).append(row)
     return rows
 
 

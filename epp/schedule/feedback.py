@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from epp.apis.failure import AnswerFailure
     from epp.schedule.decision import Leg
     from epp.signals.datastore import Datastore
+    from epp.signals.engine_caches import SentPrefix
     from epp.signals.paths import ConnectionTiming
     from epp.types import RequestInfo, Signals, Snapshot
 
@@ -58,6 +59,7 @@ class SentLeg(Struct, frozen=True):
         state: of the endpoint.
         role: what it does.
         transfer_ms: expected from its prefill to the first token: the transfer, and the start of the decode.
+        prefix: what its events said of the prompt and what is credited, None where they say nothing.
     """
 
     slot: int
@@ -68,6 +70,7 @@ class SentLeg(Struct, frozen=True):
     state: Sent
     role: Role = Role.WHOLE
     transfer_ms: float = 0.0
+    prefix: SentPrefix | None = None
 
 
 @dataclass(slots=True)

@@ -134,14 +134,9 @@ class _Crowd(NamedTuple):
     each: float
     kept: float
 
-    @property
-    def share(self) -> float:
-        """What they leave of the room that there is where nothing waits."""
-        return math.exp2(-self.each / HALVING)
-
     def leaves_room(self, pending_ms: Any, base_ms: Any, unanswered: Any, running: Any, largest: Any) -> Any:
         """Compare what an engine was sent with its room, of one or of many; an unknown batch is no limit."""
-        share = self.share
+        share = math.exp2(-self.each / HALVING)  # of the room that there is where nothing waits
         most = largest * (1.0 + MORE * share - self.kept) + MORE_REQUESTS
         short = (pending_ms < base_ms + ROOM_MS * share) | (unanswered < FEW_REQUESTS * share)
         return short & ((running < most) | (most != most))  # noqa: PLR0124 - NaN

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from epp.schedule.decision import Leg, Outcome
     from epp.schedule.filters import Candidates
     from epp.schedule.weights import WeightBook, Weights
+    from epp.signals.engine_caches import Fused
     from epp.signals.paths import ConnectionTiming
     from epp.types import Endpoint, Floats, RequestInfo, Slots
 
@@ -81,6 +82,8 @@ class Measured(Struct, frozen=True):
         seen: the signals of these.
         deepest: the last block of its prompt that was sent before, None where none was.
         parted: another prompt went on from there in a way of its own.
+        fused: what engines' events say of its prompt, by role, `Role.WHOLE` for the candidates; empty where
+            they say nothing.
     """
 
     request: RequestInfo
@@ -88,6 +91,7 @@ class Measured(Struct, frozen=True):
     seen: Snapshot
     deepest: int | None
     parted: bool = False
+    fused: Mapping[Role, Fused] = {}
 
 
 def datastore_of(config: Config, index: PrefixIndex) -> Datastore:
@@ -97,6 +101,7 @@ def datastore_of(config: Config, index: PrefixIndex) -> Datastore:
         stale_after_s=config.scrape.stale_after_s,
         probe_interval_s=config.probe.interval_s,
         eject_s=config.probe.eject_s,
+        capacity_stated=config.prefix.capacity_stated,
     )
     datastore.links.token_ms = token_ms(config.transfer.kv_bytes_per_token, config.transfer.link_gbps)
     return datastore
@@ -222,18 +227,33 @@ class Scheduler:
         """
         datastore, slots, models = self.datastore, found.slots, found.served_models
         match = datastore.prefixes.match(request)
-        cached = None if match is None else match.cached_tokens(slots)
+        cached, fused = self._cached(request, match, slots, now_s)
         given = request if self.policy.chances_after_failures else replace(request, tried_models=())
         success = datastore.capability.success(given, models, len(slots))
         seen = datastore.snapshot(slots, cached, request.prompt_tokens, now_s, models=models, success=success)
+        if fused is not None:
+            seen = replace(seen, cached_sources=fused.sources)
         if self._extras is not None:
             seen = replace(seen, extra=self._extras.columns(request, datastore, seen, slots, now_s))
+        known = {} if fused is None else {Role.WHOLE: fused}
         if found.workers and (not request.came_s or self._need_partners(found.slots)):
-            seen = self._with_workers(seen, request, found, match, now_s)
+            seen, of_workers = self._with_workers(seen, request, found, match, now_s)
+            known |= of_workers
         depth = 0 if match is None else match.depth_blocks
         deepest = request.blocks[depth - 1] if depth else None
         parted = match is not None and match.parted
-        return Measured(self._completed(request, deepest, now_s, found), found, seen, deepest, parted)
+        return Measured(self._completed(request, deepest, now_s, found), found, seen, deepest, parted, known)
+
+    def _cached(
+        self, request: RequestInfo, match: RequestMatch | None, slots: Slots, now_s: float
+    ) -> tuple[Floats | None, Fused | None]:
+        """Return the cached tokens by slot, and what engines tell of them, None where they do not."""
+        cached = None if match is None else match.cached_tokens(slots)
+        caches = self.datastore.engine_caches
+        if caches is None or cached is None:
+            return cached, None
+        fused = caches.fuse(request, slots, cached, now_s)
+        return (cached if fused is None else fused.tokens), fused
 
     def _with_workers(
         self,
@@ -242,12 +262,19 @@ class Scheduler:
         found: Candidates,
         match: RequestMatch | None,
         now_s: float,
-    ) -> Snapshot:
-        """Add the signals of who may do a part for the candidates, and what joins them."""
-        datastore, workers = self.datastore, dict[Role, Snapshot]()
+    ) -> tuple[Snapshot, dict[Role, Fused]]:
+        """Add the signals of who may do a part for the candidates, and what joins them.
+
+        Returns the signals, and what the workers' engines tell of the prompt, by role.
+        """
+        datastore = self.datastore
+        workers: dict[Role, Snapshot] = {}
+        known: dict[Role, Fused] = {}
         for role, slots in found.workers.items():
-            cached = None if match is None else match.cached_tokens(slots)
+            cached, fused = self._cached(request, match, slots, now_s)
             other = datastore.snapshot(slots, cached, request.prompt_tokens, now_s)
+            if fused is not None:
+                known[role], other = fused, replace(other, cached_sources=fused.sources)
             if self._extras is not None:
                 extra = self._extras.columns(request, datastore, other, slots, now_s)
                 other = replace(other, extra=extra)
@@ -255,7 +282,7 @@ class Scheduler:
                 names = tuple(each.served_name(request.model) for each in datastore.endpoints(slots))
                 other = replace(other, models=names)
             workers[role] = self._joined(other, slots)
-        return replace(self._joined(seen, found.slots), workers=workers)
+        return replace(self._joined(seen, found.slots), workers=workers), known
 
     def _need_partners(self, slots: Slots) -> bool:
         """Tell whether an endpoint cannot serve whole what has failed by parts."""
@@ -329,7 +356,13 @@ class Scheduler:
             datastore.first_tokens.observe(request.model, decision.ranking.least_first_token_ms)
         found = measured.found
         legs = tuple(
-            self._reserve(leg, decision, int(found.workers.get(leg.role, found.slots)[leg.index]), now_s)
+            self._reserve(
+                leg,
+                decision,
+                int(found.workers.get(leg.role, found.slots)[leg.index]),
+                measured.fused.get(leg.role if leg.role in HELPERS else Role.WHOLE),
+                now_s,
+            )
             for leg in decision.legs
         )
         self._in_flight[decision.id] = InFlight(legs, request, now_s)
@@ -338,7 +371,7 @@ class Scheduler:
                 missing_tokens = request.prompt_tokens - legs[-1].cached_tokens
                 datastore.links.reserve(decision.id, (sent.slot, legs[-1].slot), missing_tokens)
 
-    def _reserve(self, leg: Leg, decision: Decision, slot: int, now_s: float) -> SentLeg:
+    def _reserve(self, leg: Leg, decision: Decision, slot: int, fused: Fused | None, now_s: float) -> SentLeg:
         datastore, request, prompt_tokens = self.datastore, decision.request, decision.request.prompt_tokens
         seen, helps = decision.seen(leg).at(leg.index), leg.role in HELPERS
         # Nobody connects to a helper through Envoy.
@@ -356,17 +389,34 @@ class Scheduler:
             answer_tokens=0.0 if helps else request.expected_output_tokens,
             sequences=request.sequences,
         )
-        distance_tokens = math.nan
+        distance_tokens, prefix, caches = math.nan, None, datastore.engine_caches
         if prompt_tokens and leg.role is not Role.ENCODE:
             distance_tokens = self._insert(slot, request)
+            if caches is not None and fused is not None:
+                prefix = caches.sent(slot, request, fused, leg.index, now_s)
         endpoint, transfer = decision.address(leg), 0.0
         if leg.role is Role.PREFILL:
             decode = decision.snapshot.at(decision.chosen)
             transfer = transfer_ms(request, decision.snapshot, decision.chosen, leg.index)
             transfer += decode.prefill_base_ms
         return SentLeg(
-            slot, endpoint, leg.reservation, seen.cached_tokens, distance_tokens, state, leg.role, transfer
+            slot=slot,
+            endpoint=endpoint,
+            reservation=leg.reservation,
+            cached_tokens=seen.cached_tokens,
+            distance_tokens=distance_tokens,
+            state=state,
+            role=leg.role,
+            transfer_ms=transfer,
+            prefix=prefix,
         )
+
+    def _settle_prefixes(self, entry: InFlight, now_s: float) -> None:
+        """Let what was credited for a request end soon."""
+        caches = self.datastore.engine_caches
+        for leg in entry.legs:
+            if caches is not None and leg.prefix is not None:
+                caches.settle(leg.prefix, now_s)
 
     def _insert(self, slot: int, request: RequestInfo) -> float:
         """Insert a request's prompts; return what `PrefixIndex.insert` does of the first."""
@@ -444,6 +494,7 @@ class Scheduler:
         entry.first_token_s, entry.first_source = now_s, source
         self.datastore.ledger.first_token(entry.leg.reservation, now_s)
         self._end_parts(decision_id, entry)
+        self._settle_prefixes(entry, now_s)
         return True
 
     def prefilled(self, decision_id: str) -> None:
@@ -554,7 +605,11 @@ class Scheduler:
             cached = with_cached(leg.slot, entry.request.api, usage, datastore).cached_tokens
             if cached is not None and not entry.confirmed and entry.tells_hits:
                 entry.confirmed = True
-                datastore.index.confirm(leg.slot, leg.cached_tokens, cached, leg.distance_tokens)
+                expected, caches = leg.cached_tokens, datastore.engine_caches
+                if caches is not None and leg.prefix is not None:
+                    caches.answered(leg.prefix, cached)
+                    expected = leg.prefix.estimated_tokens
+                datastore.index.confirm(leg.slot, expected, cached, leg.distance_tokens)
             if usage.completion_tokens is not None and entry.request.prompts == 1:
                 tokens = usage.completion_tokens // entry.request.choices
                 datastore.index.note_answer(leg.slot, entry.request, tokens)
@@ -599,6 +654,7 @@ class Scheduler:
             return None
         self._end_parts(decision_id, entry)
         self.datastore.ledger.end(entry.leg.reservation)
+        self._settle_prefixes(entry, now_s)
         outcome = outcome_of(decision_id, entry, cause, now_s)
         self._tell_end(outcome, now_s)
         slot = self.datastore.slot_of(outcome.where)
@@ -629,6 +685,9 @@ class Scheduler:
         found = [outcome_of(lease, entry, "expired", now_s) for lease, entry in gone if entry is not None]
         for outcome in found:
             self._tell_end(outcome, now_s)
+        for _, entry in gone:
+            if entry is not None:
+                self._settle_prefixes(entry, now_s)
         return found
 
     def _tell_end(self, outcome: Outcome, now_s: float) -> None:

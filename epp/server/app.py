@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from epp.config.schema import Config
     from epp.extproc.types import HttpRequest
     from epp.feeds.kubernetes import ClusterFeed
+    from epp.feeds.kv_events import KvEventFeed
     from epp.feeds.lead import LeadFeed
     from epp.feeds.learned import Learning
     from epp.feeds.restore import IndexRestore
@@ -119,6 +121,7 @@ class App:
         admission = AdmissionController(self.scheduler.datastore, config.saturation, self._priority)
         self._queueing = self._build_queueing(admission.saturation)
         self._regions = regions = self._build_regions(hasher)
+        self._kv_events = self._build_kv_events()
         self._relays = RelayPaths(config.relays) if config.relays.regions and regions is None else None
         self._learning, self._tracing = self._build_learning(), self._build_tracing()
         self.director = (SteeredDirector if config.protocol.conformance else Director)(
@@ -186,6 +189,8 @@ class App:
                 self._queueing.binding, self.scheduler.datastore, self._clock.mono_s, self._inference_pool
             )
             self.metrics.show("queue", queue)
+        if self._kv_events is not None:
+            self.metrics.show("kv events", self._kv_events)
         if self._peers is not None:
             self.metrics.show("peers", self._peers)
         if self._regions is not None:
@@ -285,6 +290,24 @@ class App:
         config, source, clock, datastore = self._config, self._source, self._clock, self.scheduler.datastore
         key_id, metrics = hasher.key_id, self.metrics
         return Regions(config, self._base, source, clock, datastore=datastore, key_id=key_id, metrics=metrics)
+
+    def _build_kv_events(self) -> KvEventFeed | None:
+        settings, datastore = self._config.kv_events, self.scheduler.datastore
+        if not settings.enabled:
+            return None
+        try:
+            from epp.feeds.kv_events import KvEventFeed  # noqa: PLC0415  # only where it is configured
+        except ImportError:
+            problem, fix = "needs the package pyzmq", "pip install 'gorgo-epp[kv-events]'"
+            raise ConfigError(self._source, "kv_events.enabled", problem, fix) from None
+        from epp.prefix_cache.engine_blocks import EngineBlocks  # noqa: PLC0415  # likewise
+        from epp.signals.engine_caches import EngineCaches  # noqa: PLC0415  # likewise
+
+        prices = 1.0, settings.cpu_price, settings.disk_price
+        index = EngineBlocks(secrets.randbits(64), settings.max_blocks, prices)
+        datastore.engine_caches = EngineCaches(index, datastore.adapter_name)
+        self._tokenizers.tells_ids = True
+        return KvEventFeed(settings, datastore, datastore.engine_caches, self._clock)
 
     def _build_peers(self, hashers: Sequence[BlockHasher]) -> tuple[Link | None, LeadFeed | None]:
         config = self._config
@@ -495,6 +518,7 @@ class App:
             tls = self._tls.context(listen.first_token_tls, "listen.first_token_tls")
             with located(source, "listen.first_token", listen.first_token):
                 first_token = self._first_tokens.listen(listen.first_token, tls)
+        self._listen_to_engines()
         self.tasks.start("watch files", watch([*self._files, *self._tls.watched]))
         if self._relays is not None and self._relays.resolver.any_names:
             self.tasks.start("resolve relays", self._relays.resolver.run())
@@ -520,6 +544,11 @@ class App:
         self.tasks.start("heartbeats", self._health.heartbeats(self._beat))
         self.addresses = {"grpc": grpc, "http": http, "first_token": first_token, "health": health}
         log.info("ext_proc on %s, metrics on %s", grpc, http)
+
+    def _listen_to_engines(self) -> None:
+        if self._kv_events is not None:
+            with located(self._source, "kv_events.listen", self._config.kv_events.listen):
+                self._kv_events.start(asyncio.get_running_loop())
 
     def _live(self) -> Live:
         """Begin to keep what the live page shows."""
@@ -581,5 +610,7 @@ class App:
                 [asyncio.ensure_future(in_daemon_thread(self._tracing.close))], timeout=FLUSH_S
             )
         await self.tasks.stop_all()
+        if self._kv_events is not None:
+            self._kv_events.stop()
         self._host.close()
         self._tokenizers.close()

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from epp.prefix_cache.index import PrefixIndex
     from epp.prefix_cache.sources import Match
     from epp.signals.capability import Success
+    from epp.signals.engine_caches import EngineCaches
     from epp.signals.peer_load import PeerLoad
     from epp.signals.slots import Rows
     from epp.types import Endpoint, Flags, Floats, RequestInfo, Slots
@@ -180,6 +181,7 @@ class Datastore:
         probe_interval_s: RTTs go stale after sixty seconds or ten of these, whichever is longer; 0 for no
             probes.
         eject_s: length of a first ejection.
+        capacity_stated: the index has its own capacity for every endpoint, whatever engines report.
     """
 
     def __init__(
@@ -189,7 +191,9 @@ class Datastore:
         stale_after_s: float = 10.0,
         probe_interval_s: float = 2.0,
         eject_s: float = 5.0,
+        capacity_stated: bool = False,
     ) -> None:
+        self._capacity_stated = capacity_stated
         self.index, self.prefixes = index, PrefixSources(index)
         self.ledger, self.links = LoadLedger(), Links()
         self.rtt = RttTable(max(60.0, 10.0 * probe_interval_s))
@@ -213,6 +217,8 @@ class Datastore:
         self.on_restart: dict[str, Callable[[int], None]] = {}
         #: What is known of peer regions, None where there are none.
         self.remote: Remote | None = None
+        #: What engines say that they hold, None where none is listened to.
+        self.engine_caches: EngineCaches | None = None
         #: What other pickers promised, None where there are none.
         self.peer_load: PeerLoad | None = None
         self._measured = Measured(self.rtt, self.engine)
@@ -298,6 +304,8 @@ class Datastore:
             return
         slot, endpoint = known
         self.index.forget(slot)
+        if self.engine_caches is not None:
+            self.engine_caches.restarted(slot, now_s)
         self.ledger.forget(slot)
         self.links.forget(slot)
         self.calibration.forget(slot)
@@ -349,6 +357,17 @@ class Datastore:
     def listed_models(self, slot: int) -> Mapping[str, ListedModel]:
         """Return the models that an engine lists, by its names; empty where that is not known."""
         return self._listed.get(slot, {})
+
+    def adapter_name(self, slot: int, model: str) -> str:
+        """Return what an endpoint's engine calls a public model that is an adapter, "" for a base model."""
+        address = self._slots.address_of(slot)
+        known = None if address is None else self._members.get(address)
+        if known is None:
+            return ""
+        name = known[1].served_name(model)
+        listed = self.listed_models(slot).get(name)
+        is_adapter = model in known[1].adapters if listed is None else bool(listed.parent)
+        return name if is_adapter else ""
 
     def context_tokens(self, slot: int) -> int | None:
         """Return the longest prompt plus answer of an endpoint: as listed, else as configured."""
@@ -488,6 +507,8 @@ class Datastore:
         slot, _ = self._members.pop(address)
         for store in (self.index, self.retry_after, self.stored, *self._columns):
             store.forget(slot)
+        if self.engine_caches is not None:
+            self.engine_caches.forget(slot)
         self._learned_tokens.pop(slot, None)
         self._listed.pop(slot, None)
         self._fresh_s[slot] = -math.inf
@@ -497,7 +518,8 @@ class Datastore:
         self._fresh_s[slot] = self._last_fresh_s = now_s
 
     def _size_index(self, slot: int, endpoint: Endpoint) -> None:
-        self.index.set_capacity(slot, endpoint.kv_capacity_tokens or self._learned_tokens.get(slot))
+        learned = None if self._capacity_stated else self._learned_tokens.get(slot)
+        self.index.set_capacity(slot, endpoint.kv_capacity_tokens or learned)
 
     def _names_of(self, slots: Slots) -> _Names:
         if slots is self._named[0]:

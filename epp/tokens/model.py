@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from itertools import accumulate, islice, pairwise
+from array import array
+from itertools import accumulate, pairwise
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ import numpy as np
 import xxhash
 
 from epp.apis.content import prompt_content
-from epp.apis.types import NotCountableError
+from epp.apis.types import NotCountableError, TokenCount
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from epp.apis.content import PromptContent
-    from epp.apis.types import TemplateArguments, TokenCount
+    from epp.apis.types import TemplateArguments
     from epp.tokens.template import ChatTemplate
 
 
@@ -137,8 +138,8 @@ def split_points(text: bytes, markers: Sequence[bytes], least_bytes: int = _LEAS
 #: Bytes that tokenizers is given in one call, and of the longest chunk that is counted at all: it takes up to
 #: 330 bytes of memory for each while it works.
 _BATCH_BYTES, _LONGEST_CHUNK = 262_144, 1 << 20
-#: Counts kept for one tokenizer; 200 bytes each.
-MAX_COUNTS = 100_000
+#: Counts kept for one tokenizer; 200 bytes each, and bytes of token ids kept in place of counts.
+MAX_COUNTS, _MAX_ID_BYTES = 100_000, 64 << 20
 
 
 class TokenizerModel:
@@ -148,6 +149,10 @@ class TokenizerModel:
         tokenizer: the model's; truncation and padding are turned off.
         template: the model's chat template; without one chats cannot be counted.
         markers: special tokens that rendered prompts hold.
+
+    Attributes:
+        keeps_ids: tell token ids, too.
+        rendering: how its template renders chats; None of a model that takes none.
     """
 
     def __init__(
@@ -161,11 +166,15 @@ class TokenizerModel:
         plain, around = (
             tokenizer.encode_batch_fast(["a"], add_special_tokens=add)[0].ids for add in (False, True)
         )
-        self._added = len(around) - len(plain)  # what is put around a text that is no chat, e.g. <s>
-        #: How its template renders chats; None of a model that takes none.
+        # What is put around a text that is no chat, e.g. <s>.
+        start = next((place for place in range(len(around)) if around[place:][: len(plain)] == plain), 0)
+        self._before, self._after = _packed(around[:start]), _packed(around[start + len(plain) :])
+        self._added = len(around) - len(plain)
+        self.keeps_ids = False
         self.rendering = None if template is None else template.rendering()
         self._markers = safe_markers(tokenizer, markers)
-        self._counts: dict[int, int] = {}  # of chunks, by their hashes
+        self._counts: dict[int, int | bytes] = {}  # of chunks, by their hashes; where ids are kept, these
+        self._id_bytes = 0
         self._lock = Lock()
         self._seed = secrets.randbits(64)  # nobody outside can search for texts with one hash
 
@@ -188,10 +197,13 @@ class TokenizerModel:
         around = 0 if content.messages else self._added
         ends: list[int] = []
         tokens: list[int] = []
+        ids: list[bytes] = []
         position, total = 0, content.media_tokens
         for text in texts:
             text_ends = split_points(text, self._markers)
-            counts = self._chunk_tokens([text[start:end] for start, end in pairwise((0, *text_ends))])
+            chunks = self._chunk_tokens([text[start:end] for start, end in pairwise((0, *text_ends))])
+            counts = [_length(chunk) for chunk in chunks]
+            ids += [chunk for chunk in chunks if isinstance(chunk, bytes)]
             ends += [position + end for end in text_ends]
             tokens += [total + count for count in accumulate(counts)]
             position += len(text)
@@ -199,7 +211,9 @@ class TokenizerModel:
         offsets: list[float] = []
         if not content.media_tokens:  # where media are in the text, templates know and canonical bytes do not
             offsets = token_offsets(canonical, b"".join(texts), ends, tokens, block_bytes)
-        return total, offsets
+        if content.media_tokens or len(texts) != 1 or len(ids) != len(ends):
+            return TokenCount(total, offsets)
+        return TokenCount(total, offsets, b"".join([self._before, *ids, self._after] if around else ids))
 
     def rendered(self, content: PromptContent, arguments: TemplateArguments = ()) -> list[bytes]:
         """Return the texts that a prompt's tokens are made from.
@@ -213,24 +227,28 @@ class TokenizerModel:
             raise NotCountableError("template")
         return [self._template.render(content, arguments).encode("utf-8", "replace")]
 
-    def _chunk_tokens(self, chunks: Sequence[bytes]) -> list[int]:
-        """Count each chunk, looking up those that were counted before."""
-        keys = [xxhash.xxh3_128_intdigest(chunk, self._seed) for chunk in chunks]
+    def _chunk_tokens(self, chunks: Sequence[bytes]) -> list[int | bytes]:
+        """Count each chunk, or tell its token ids, looking up those that were counted before."""
+        keys, keeps_ids = [xxhash.xxh3_128_intdigest(chunk, self._seed) for chunk in chunks], self.keeps_ids
         with self._lock:
             counts = {key: self._counts[key] for key in keys if key in self._counts}
+        if keeps_ids:  # what was counted before they were asked for is encoded again
+            counts = {key: known for key, known in counts.items() if isinstance(known, bytes)}
         new = {key: chunk for key, chunk in zip(keys, chunks, strict=True) if key not in counts}
         if max(map(len, new.values()), default=0) > _LONGEST_CHUNK:
             raise NotCountableError("content")
-        counts |= zip(new, self._encoded_lengths(new.values()), strict=True)
+        found = self._encoded(new.values())
+        counts |= zip(new, map(_packed, found) if keeps_ids else map(len, found), strict=True)
         with self._lock:  # the most recently used stand last
             for key in counts:
-                self._counts.pop(key, None)
+                self._id_bytes -= _size(self._counts.pop(key, 0))
             self._counts |= counts
-            for key in list(islice(self._counts, max(0, len(self._counts) - MAX_COUNTS))):
-                del self._counts[key]
+            self._id_bytes += sum(map(_size, counts.values()))
+            while len(self._counts) > MAX_COUNTS or self._id_bytes > _MAX_ID_BYTES:
+                self._id_bytes -= _size(self._counts.pop(next(iter(self._counts))))
         return [counts[key] for key in keys]
 
-    def _encoded_lengths(self, chunks: Iterable[bytes]) -> Iterator[int]:
+    def _encoded(self, chunks: Iterable[bytes]) -> Iterator[list[int]]:
         """Tokenize chunks, in batches whose memory is bounded."""
         batch: list[str] = []
         size = 0
@@ -238,10 +256,22 @@ class TokenizerModel:
             batch.append(chunk.decode())
             size += len(chunk)
             if size >= _BATCH_BYTES:
-                yield from self._batch_lengths(batch)
+                yield from self._encoded_batch(batch)
                 batch, size = [], 0
-        yield from self._batch_lengths(batch)
+        yield from self._encoded_batch(batch)
 
-    def _batch_lengths(self, texts: list[str]) -> list[int]:
+    def _encoded_batch(self, texts: list[str]) -> list[list[int]]:
         encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [len(found) for found in encoded]
+        return [found.ids for found in encoded]
+
+
+def _packed(ids: Sequence[int]) -> bytes:
+    return array("I", ids).tobytes()
+
+
+def _length(chunk: int | bytes) -> int:
+    return len(chunk) // 4 if isinstance(chunk, bytes) else chunk
+
+
+def _size(chunk: int | bytes) -> int:
+    return len(chunk) if isinstance(chunk, bytes) else 0

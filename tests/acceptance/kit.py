@@ -192,18 +192,19 @@ class Stack:
         """The picker's own HTTP listener."""
         return f"http://{self.addresses['http']}"
 
-    def start_replicas(self, *names: str) -> None:
-        """Start one simulated replica a name."""
-        for name, port in zip(names, free_ports(len(names)), strict=True):
-            self.ports[name] = port
-            self.start_replica(name)
+    def start_replicas(self, *names: str, apart: bool = False) -> None:
+        """Start one simulated replica a name, all in one process or each in its own."""
+        self.ports |= zip(names, free_ports(len(names)), strict=True)
+        for together in [(name,) for name in names] if apart else [names]:
+            self.start_replica(*together)
         for name in names:
             until(partial(answers, f"http://127.0.0.1:{self.ports[name]}/v1/models"))
 
-    def start_replica(self, name: str) -> None:
-        """Start a replica on the port that it has, or had; its name may go on with `,model=M`."""
-        words = [*EPP, "lab", "sim", "--replica", f"name={name},port={self.ports[name]}"]
-        self.replicas[name] = self.start(name.partition(",")[0], words)
+    def start_replica(self, *names: str) -> None:
+        """Start replicas in one process, each on the port that it has, or had; a name may go on with `,model=M`."""
+        words = [word for name in names for word in ("--replica", f"name={name},port={self.ports[name]}")]
+        process = self.start(names[0].partition(",")[0], [*EPP, "lab", "sim", *words])
+        self.replicas |= dict.fromkeys(names, process)
 
     def write_pool(self, *names: str) -> None:
         """Write the endpoints file, atomically: these replicas, or all."""
@@ -291,10 +292,12 @@ def answers(url: str) -> bool:
 
 
 @contextmanager
-def serving(folder: Path, *names: str, envoy_words: tuple[str, ...] = (), **sections: Any) -> Iterator[Stack]:
+def serving(
+    folder: Path, *names: str, envoy_words: tuple[str, ...] = (), apart: bool = False, **sections: Any
+) -> Iterator[Stack]:
     """Start replicas, picker and Envoy, all of it ready."""
     with Stack(folder) as stack:
-        stack.start_replicas(*(names or ("a", "b", "c")))
+        stack.start_replicas(*(names or ("a", "b", "c")), apart=apart)
         stack.write_pool()
         stack.start_picker(**sections)
         until(stack.ready)

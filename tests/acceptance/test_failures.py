@@ -44,7 +44,7 @@ def test_a_killed_replica_is_avoided_and_returns(tmp_path: Path) -> None:
         stack.replicas["a"].signal(SIGKILL)
         stack.replicas["a"].wait()  # a request on its way to it when it dies would fail
 
-    with serving(tmp_path) as stack:
+    with serving(tmp_path, apart=True) as stack:
         assert load(stack, 15, 5, kill) == [200] * 15
         stack.start_replica("a")
         until(

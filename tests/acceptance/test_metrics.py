@@ -74,7 +74,7 @@ def test_weights_in_force_are_shown_with_where_they_come_from(stack: Stack) -> N
 
 
 def test_a_dead_endpoint_shows_and_its_series_go_when_it_leaves(tmp_path: Path) -> None:
-    with serving(tmp_path, "a", "b") as stack:
+    with serving(tmp_path, "a", "b", apart=True) as stack:
         dead = f"127.0.0.1:{stack.ports['a']}"
         stack.replicas["a"].stop()
         until(lambda: stack.metric("epp_endpoint_unavailable", endpoint=dead, reason="ejected") == 1)

@@ -30,7 +30,7 @@ from tests.kit.vllm import BLOCK_TOKENS, MODEL, Vllm, environment, write_adapter
 from tests.kit.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
 
     from tests.kit.engine_process import Seen
@@ -67,16 +67,31 @@ class Started:
 
 
 class VllmServing(Serving):
-    """Picker and Envoy before engines that run."""
+    """Picker and Envoy before engines that run; ``publishers`` are the addresses of events and replay, by engine."""
 
-    def __init__(self, folder: Path, *engines: Vllm, **config: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *engines: Vllm,
+        publishers: Mapping[str, tuple[str, str]] | None = None,
+        **config: Any,
+    ) -> None:
+        self._publishers = publishers or {}
         config = {"tokens": {"budget_ms": 5000.0}, **config}
         started = [Started(engine.address) for engine in engines]
         super().__init__(folder, upstreams=started, envoy={"message_timeout_ms": 10_000}, **config)
 
     def specs(self) -> list[EndpointSpec]:
         return [
-            EndpointSpec(address=spec.address, models=[MODEL], adapters=[ADAPTER]) for spec in super().specs()
+            EndpointSpec(
+                address=spec.address,
+                models=[MODEL],
+                adapters=[ADAPTER],
+                kv_events=events,
+                kv_replay=replay,
+            )
+            for spec in super().specs()
+            for events, replay in [self._publishers.get(spec.address, ("", ""))]
         ]
 
     async def __aenter__(self) -> Self:
@@ -126,7 +141,7 @@ async def test_without_pressure_hits_are_those_believed(engines: Engines, tmp_pa
         await converse(serving, MODEL, conversations=12, turns=4, system="Be kind, and brief. " * 60)
         await converse(serving, ADAPTER, conversations=4, turns=2)
         requests = await serving.requests(56)
-    _print_hits("without pressure", requests)
+    print_hits("without pressure", requests)
     assert not [one for one in requests if one.prompt_tokens != one.engine_tokens]
     assert not [one for one in requests if one.believed_tokens % BLOCK_TOKENS]
     assert min(precision_and_recall(requests)) >= 0.98
@@ -141,12 +156,13 @@ async def test_embeddings_are_counted_and_cached(engines: Engines, tmp_path: Pat
         for body in (*texts, *texts, texts):
             await post(serving, "/v1/embeddings", {"model": MODEL, "input": body})
         requests = await serving.requests(7)
-    _print_hits("embeddings", requests)
+    print_hits("embeddings", requests)
     assert not [one for one in requests if one.prompt_tokens != one.engine_tokens]
 
 
 async def test_an_engine_that_dies_comes_back_empty_and_evicts(engines: Engines, tmp_path: Path) -> None:
-    dying, least = engines.pair[0], {"policy": {"name": "least-request"}}
+    dying = engines.pair[0]
+    least: dict[str, Any] = {"policy": {"name": "least-request"}}
     small = engines.make(int(dying.address.rpartition(":")[2]), *FEW_BLOCKS)
     (tmp_path / "kill").mkdir()
     async with AsyncExitStack() as stack:
@@ -177,10 +193,11 @@ async def test_an_engine_that_dies_comes_back_empty_and_evicts(engines: Engines,
                 body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 4}
                 await post(serving, "/v1/chat/completions", body)
             requests = await serving.requests(len(asked))
-        _print_hits("under eviction", requests)
+        print_hits("under eviction", requests)
 
 
-def _print_hits(what: str, requests: list[Seen]) -> None:
+def print_hits(what: str, requests: list[Seen]) -> None:
+    """Print what was believed and what was true."""
     precision, recall = precision_and_recall(requests)
     prompt, found = (
         sum(one.prompt_tokens for one in requests),

@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestServer
 
 from epp.cli import main
 from epp.config.pool import EndpointSpec
-from epp.config.schema import Config, Nats, Prefix
+from epp.config.schema import Config, KvEvents, Nats, Prefix
 from epp.metrics.table import TABLE
 from epp.ops.doctor.checks import examine
 from epp.ops.doctor.command import load
@@ -118,6 +118,23 @@ def test_nothing_is_found_where_all_is_well() -> None:
 def test_each_fault_is_found(changes: dict[str, Any], words: str) -> None:
     [what] = found(**changes)
     assert words in what
+
+
+@pytest.mark.parametrize(
+    ("series", "words"),
+    [
+        ("epp_model_tokens_counted{model_name='m',by='estimate'}", "prompts for m cannot be looked up"),
+        ("epp_kv_events_believed{endpoint='a:1',problem='lost'}", "KV events of a:1 are not believed: lost"),
+        ("epp_kv_events_believed{endpoint='a:1',problem='deaf'}", "KV events of a:1 are not believed: deaf"),
+    ],
+)
+def test_what_keeps_kv_events_from_counting_is_found_where_they_are_read(series: str, words: str) -> None:
+    config = Config(
+        nats=Nats(url="nats://n"), prefix=Prefix(secret_file="s"), kv_events=KvEvents(enabled=True)
+    )
+    [what] = said(examine(Context(config=config, specs=SPECS, metrics=Page(page(**{series: 1})))).found)
+    assert words in what
+    assert found(**{series: 1}) == []
 
 
 def test_shares_of_a_few_requests_say_nothing() -> None:

@@ -90,7 +90,11 @@ def test_every_key_is_documented(tmp_path: Path) -> None:
     forwarded = {"origin_region": "us", "origin_decision": "us-7", "sequences": 2, "last_turn": True}
     decision, prompt = decided(1, prefix="forwarded")[0]
     wait = QueueWait(1.8, "a:1", "its patience was over")
-    decision = replace(decision, request=replace(decision.request, **forwarded), wait=wait)
+    told = replace(decision.snapshot, cached_sources=np.array([1, 2, 0], np.int8))
+    decision = replace(decision, request=replace(decision.request, **forwarded), snapshot=told, wait=wait)
+    read = decision_of(through_json(decision)).snapshot.cached_sources
+    assert read is not None
+    assert read.tolist() == [1, 2, 0]
     assert {
         name: getattr(decision_of(through_json(decision)).request, name) for name in forwarded
     } == forwarded

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from epp.apis.types import TokenCount
 from epp.apis.usage import WATCH_BYTES
 from epp.extproc.messages import header_values, plain_bytes
 from epp.extproc.modes import BodyMode
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from epp.apis.types import TokenCount
 
 #: Of all bodies; messages may hold as much again as the longest one beside it.
 BUDGET, LONGEST = 700_000, 600_000
@@ -110,7 +110,7 @@ class Counted:
     def count(self, canonical: bytes, *_: Any) -> TokenCount:
         self.begun += 1
         self.let.wait(240)
-        return (len(canonical), ())
+        return TokenCount(len(canonical), ())
 
 
 async def test_a_response_that_finds_no_room_passes_unread(tmp_path: Path) -> None:

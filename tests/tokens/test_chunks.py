@@ -52,8 +52,8 @@ def test_any_text_counts_by_chunks_as_in_one_go(kind: str, parts: list[str]) -> 
 
 def test_a_longer_conversation_costs_its_new_text_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     made, encoded = load_model("m", ModelTokenizer(source="bytes"), DATA, "epp.yaml"), list[str]()
-    lengths = made._batch_lengths
-    monkeypatch.setattr(made, "_batch_lengths", lambda texts: encoded.extend(texts) or lengths(texts))  # type: ignore[func-returns-value]
+    encode = made._encoded_batch
+    monkeypatch.setattr(made, "_encoded_batch", lambda texts: encoded.extend(texts) or encode(texts))  # type: ignore[func-returns-value]
     for turns in range(1, 8):
         encoded.clear()
         made.count(Chat.parse(chat_body(chat(turns)), {}).canonical, 256)

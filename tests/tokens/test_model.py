@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from array import array
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 pytest.importorskip("tokenizers")
 
 from epp.apis.content import prompt_content
-from epp.apis.openai import Chat
+from epp.apis.openai import Chat, Completion
 from epp.apis.types import NotCountableError
 from epp.config.schema import ModelTokenizer
 from epp.errors import ConfigError
@@ -181,3 +182,25 @@ class TestConfiguration:
         assert load("good", base).rendered(prompt_content(prompt)) == [b"beside"]
         (base / "mine.jinja").write_text("mine")
         assert load("good", base, chat_template="mine.jinja").rendered(prompt_content(prompt)) == [b"mine"]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bytes"])
+def test_token_ids_are_those_of_the_whole_text(kind: str) -> None:
+    made = load(str(folder(kind)))
+    prompt = canonical(chat(6))
+    before = made.count(prompt, 256)
+    assert not before.ids
+    made.keeps_ids = True
+    told = made.count(prompt, 256)
+    (text,) = made.rendered(prompt_content(prompt))
+    whole = made._tokenizer.encode(text.decode(), add_special_tokens=False).ids
+    assert array("I", told.ids).tolist() == whole
+    assert (told.tokens, list(told.offsets)) == (before.tokens, list(before.offsets))
+    assert made.count(prompt, 256) == told
+
+
+def test_a_completions_ids_have_what_the_tokenizer_puts_around_a_text() -> None:
+    made = load(str(folder("bytes")))
+    made.keeps_ids = True
+    prompt = Completion.parse(b'{"model": "m", "prompt": "hello there"}', {}).canonical
+    assert array("I", made.count(prompt, 256).ids).tolist() == made._tokenizer.encode("hello there").ids

@@ -43,7 +43,7 @@ class Model:
         self.let.wait(20)
         if self.fails is not None:
             raise self.fails
-        return (len(canonical), ())
+        return TokenCount(len(canonical), ())
 
 
 class Bench:
@@ -80,7 +80,7 @@ def hasty() -> Iterator[Bench]:
 
 
 async def test_a_count_in_time_is_used(patient: Bench) -> None:
-    assert await patient.ask() == (6, ())
+    assert await patient.ask() == TokenCount(6, ())
     assert not patient.reasons
 
 

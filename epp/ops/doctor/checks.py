@@ -27,6 +27,7 @@ _BY_AREA: dict[str, tuple[Callable[[Context], Findings], ...]] = {
         picker.reachable,
         picker.files,
         picker.token_counts,
+        picker.kv_events,
         picker.endpoints,
         picker.freshness,
         picker.peers,

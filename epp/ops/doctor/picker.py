@@ -95,6 +95,34 @@ def token_counts(context: Context) -> Findings:
         yield note(f"tokens are estimated, the picker's log says why: {estimate}")
 
 
+#: What to do where the events of an engine are not believed.
+_ABOUT_EVENTS = {
+    "unheard": "start it with KV events, and look whether kv_events.address is where it publishes",
+    "lost": "give it a replay socket and name it in kv_events.replay_address",
+    "deaf": "look whether kv_events.address is this engine's, and whether the network lets it through",
+    "wrong": "look whether the tokenizer and the chat template are the engine's (docs/tokenizers.md)",
+}
+
+
+def kv_events(context: Context) -> Findings:
+    """Check that engines' events are heard and believed, and that prompts can be looked up in them."""
+    if not context.config.kv_events.enabled:
+        return
+    if estimated := ", ".join(context.page.by("epp_model_tokens_counted", "model_name", by="estimate")):
+        yield warning(
+            f"prompts for {estimated} cannot be looked up in engines' events: their tokens are not known",
+            "what was sent is the estimate of what their engines hold, as without events",
+            "give these models a tokenizer (docs/tokenizers.md)",
+        )
+    for problem, fix in _ABOUT_EVENTS.items():
+        if named := ", ".join(context.page.by("epp_kv_events_believed", "endpoint", problem=problem)):
+            yield warning(
+                f"KV events of {named} are not believed: {problem}",
+                "what was sent is the estimate of what they hold, as without events",
+                fix,
+            )
+
+
 def endpoints(context: Context) -> Findings:
     """Check that the picker knows the pool and can send to it."""
     ejected = context.page.by("epp_endpoint_unavailable", "endpoint", reason="ejected")

@@ -1,0 +1,385 @@
+"""Listen to what engines publish of their KV caches over ZeroMQ, beside the event loop.
+
+A thread receives and decodes; the loop applies what it hands over, for at most `_TURN_S` at a time. Owns the
+sockets and sequences. Needs pyzmq, which nothing imports where no events are read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass
+from threading import Event, Thread
+from typing import TYPE_CHECKING
+
+import zmq
+
+from epp.config.address import split_address
+from epp.errors import UnreadableError
+from epp.feeds.kv_sequences import KvSequence
+from epp.logs import REPEATED
+from epp.prefix_cache.kv_messages import read_batch
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Iterator
+
+    from epp.clock import Clock
+    from epp.config.schema import KvEvents
+    from epp.feeds.kv_sequences import Step
+    from epp.prefix_cache.kv_messages import Batch
+    from epp.signals.datastore import Datastore
+    from epp.signals.engine_caches import EngineCaches
+
+log = logging.getLogger(__name__)
+
+#: What became of messages: applied, not come, come by a replay, not decodable, of nobody in the pool, more
+#: than could be applied in time.
+RESULTS = ("taken", "lost", "replayed", "unreadable", "unknown-endpoint", "dropped")
+#: Longest turn on the event loop, but for the slice in which it ends.
+_TURN_S = 0.002
+#: Batches that wait for the event loop; more are dropped, as lost ones.
+_MAX_WAITING = 10_000
+#: How soon a change of the pool is noticed, and messages in the queue of one socket.
+_POLL_MS, _MAX_QUEUED = 50, 100_000
+#: Bytes of the longest message: that of a million tokens has 6 MB.
+_MAX_BYTES = 64 << 20
+_HEARTBEAT_MS, _DEAD_MS = 5_000, 15_000
+_NUMBER_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Where one KV cache is told of.
+
+    Attributes:
+        address: of the endpoint.
+        rank: data-parallel rank.
+        url: where it publishes; empty where it comes to the central socket.
+        replay_url: where it is asked to send again, empty for nowhere.
+    """
+
+    address: str
+    rank: int
+    url: str
+    replay_url: str
+
+
+@dataclass(slots=True)
+class _Source:
+    feed: Feed
+    sequence: KvSequence
+    socket: zmq.Socket[bytes] | None
+    replay: zmq.Socket[bytes] | None = None
+    dropped: int = 0
+
+
+#: Endpoint, rank, and what came: a batch, with whether all is known with it; how many messages were lost;
+#: None for another process.
+_News = tuple[str, int, "tuple[Batch, bool] | int | None"]
+
+
+class KvReceiver:
+    """The thread's part.
+
+    Args:
+        settings: the central socket and topics.
+        clock: the time.
+
+    Attributes:
+        news: what is to be applied.
+        woken: whether the loop was told, and has not taken all since.
+        results: messages by one of `RESULTS`.
+    """
+
+    def __init__(self, settings: KvEvents, clock: Clock) -> None:
+        self._settings, self._clock = settings, clock
+        self.news: deque[_News] = deque()
+        self.woken = False
+        self.results = dict.fromkeys(RESULTS, 0)
+        self._context = zmq.Context()
+        self._poller = zmq.Poller()
+        self._wanted: frozenset[Feed] = frozenset()
+        self._stop = Event()
+        self._sources: dict[Feed, _Source] = {}
+        self._by_socket: dict[zmq.Socket[bytes], _Source] = {}
+        self._by_name: dict[tuple[str, int], _Source] = {}
+
+    def listen(self) -> None:
+        """Open the central socket.
+
+        Raises:
+            OSError: its address cannot be bound.
+        """
+        if self._settings.listen:
+            central = self._open()
+            try:
+                central.bind(self._settings.listen)
+            except zmq.ZMQError as error:
+                raise OSError(error.errno, str(error)) from error
+            self._poller.register(central, zmq.POLLIN)
+
+    def want(self, feeds: frozenset[Feed]) -> None:
+        """Listen to these from soon on."""
+        self._wanted = feeds
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stop.set()
+
+    def run(self, wake: Callable[[], object]) -> None:
+        """Receive until stopped; ``wake`` is called when something waits in ``news``."""
+        try:
+            while not self._stop.is_set():
+                if self._wanted != self._sources.keys():
+                    self._follow(self._wanted)
+                for socket, _ in self._poller.poll(_POLL_MS):
+                    self._receive(socket)
+                now_s = self._clock.mono_s()
+                for source in self._sources.values():
+                    self._do(source, source.sequence.expire(now_s))
+                if self.news and not self.woken:
+                    self.woken = True
+                    wake()
+        finally:
+            self._context.destroy(linger=0)
+
+    def _open(self) -> zmq.Socket[bytes]:
+        socket: zmq.Socket[bytes] = self._context.socket(zmq.SUB)
+        self._set(socket)
+        for topic in self._settings.topics or [""]:
+            socket.setsockopt_string(zmq.SUBSCRIBE, topic)
+        return socket
+
+    @staticmethod
+    def _set(socket: zmq.Socket[bytes]) -> None:
+        for option, value in (
+            (zmq.LINGER, 0),
+            (zmq.IPV6, 1),
+            (zmq.RCVHWM, _MAX_QUEUED),
+            (zmq.MAXMSGSIZE, _MAX_BYTES),
+            (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS),
+            (zmq.HEARTBEAT_TIMEOUT, _DEAD_MS),
+        ):
+            socket.setsockopt(option, value)
+
+    def _follow(self, wanted: frozenset[Feed]) -> None:
+        for feed in self._sources.keys() - wanted:
+            source = self._sources.pop(feed)
+            self._by_name.pop((feed.address, feed.rank), None)
+            self._close(source.socket)
+            self._close(source.replay)
+        for feed in wanted - self._sources.keys():
+            source = _Source(feed, KvSequence(replays=bool(feed.replay_url)), None)
+            self._sources[feed] = self._by_name[feed.address, feed.rank] = source
+            if feed.url:
+                source.socket = self._open()
+                self._connect(source, source.socket, feed.url)
+
+    def _connect(self, source: _Source, socket: zmq.Socket[bytes], url: str) -> bool:
+        try:
+            socket.connect(url)
+        except zmq.ZMQError as error:
+            log.warning("kv_events: cannot connect to %s: %s", url, error)
+            return False
+        self._by_socket[socket] = source
+        self._poller.register(socket, zmq.POLLIN)
+        return True
+
+    def _close(self, socket: zmq.Socket[bytes] | None) -> None:
+        if socket is not None:
+            if self._by_socket.pop(socket, None) is not None:
+                self._poller.unregister(socket)
+            socket.close(linger=0)
+
+    def _receive(self, socket: zmq.Socket[bytes]) -> None:
+        """Take what waits at a socket; others get their turn after a hundred messages."""
+        for _ in range(100):
+            if socket.closed:
+                return
+            try:
+                frames = socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            source = self._by_socket.get(socket)
+            # Topic, number, batch; of a replay an empty frame before them, or in the topic's place.
+            if len(frames) not in (3, 4) or len(frames[-2]) != _NUMBER_BYTES:
+                self.results["unreadable"] += 1
+            elif source is not None and socket is source.replay:
+                self._take_replayed(source, *frames[-2:])
+            else:
+                self._take(source, frames[0], *frames[-2:])
+
+    def _take(self, source: _Source | None, topic: bytes, number: bytes, data: bytes) -> None:
+        if source is None:  # at the central socket: kv@ADDRESS@MODEL
+            name = topic.decode("utf-8", "replace").split("@")
+            try:
+                rank = read_batch(data).rank
+            except UnreadableError:
+                self.results["unreadable"] += 1
+                return
+            source = self._by_name.get((name[1] if len(name) > 1 else "", rank))
+            if source is None:
+                self.results["unknown-endpoint"] += 1
+                return
+        steps = source.sequence.live(int.from_bytes(number), data, self._clock.mono_s())
+        self._do(source, steps)
+
+    def _take_replayed(self, source: _Source, number: bytes, data: bytes) -> None:
+        self.results["replayed"] += bool(data)
+        steps = source.sequence.replayed(int.from_bytes(number), data, self._clock.mono_s())
+        self._do(source, steps)
+        if not source.sequence.replaying:
+            self._close(source.replay)
+            source.replay = None
+
+    def _do(self, source: _Source, steps: list[Step]) -> None:
+        for step in steps:
+            if step.kind == "replay":
+                self._ask(source, step.number)
+            elif step.kind == "anew":
+                self._put(source, None)
+            elif step.kind == "lost":
+                self.results["lost"] += step.number
+                self._put(source, step.number)
+            else:
+                self._apply(source, step)
+
+    def _apply(self, source: _Source, step: Step) -> None:
+        try:
+            batch = read_batch(step.data)
+        except UnreadableError:
+            self.results["unreadable"] += 1
+            self._put(source, 1)
+            return
+        self.results["unreadable"] += batch.unread
+        if len(self.news) >= _MAX_WAITING:
+            self.results["dropped"] += 1
+            source.dropped += 1
+            return
+        if source.dropped:
+            self._put(source, source.dropped)
+            source.dropped = 0
+        self.results["taken"] += 1
+        self._put(source, (batch, step.whole))
+
+    def _put(self, source: _Source, what: tuple[Batch, bool] | int | None) -> None:
+        self.news.append((source.feed.address, source.feed.rank, what))
+
+    def _ask(self, source: _Source, number: int) -> None:
+        """Ask an engine to send its messages from one on again."""
+        self._close(source.replay)
+        source.replay = self._context.socket(zmq.DEALER)
+        self._set(source.replay)
+        if self._connect(source, source.replay, source.feed.replay_url):
+            source.replay.send_multipart([b"", number.to_bytes(_NUMBER_BYTES)], zmq.NOBLOCK)
+
+
+class KvEventFeed:
+    """The loop's part: whom to listen to, and what they said.
+
+    Args:
+        settings: of the configuration.
+        datastore: the pool.
+        caches: take what is told.
+        clock: the time.
+
+    Attributes:
+        results: messages by one of `RESULTS`.
+        refused: blocks that were not taken, by reason.
+    """
+
+    def __init__(self, settings: KvEvents, datastore: Datastore, caches: EngineCaches, clock: Clock) -> None:
+        self._settings, self._datastore, self._caches, self._clock = settings, datastore, caches, clock
+        self._receiver = KvReceiver(settings, clock)
+        self.results, self.refused = self._receiver.results, caches.index.refused
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._applying: Iterator[str] = iter(())
+        datastore.on_pool["kv events"] = self.follow
+
+    def endpoints(self) -> list[tuple[str, str, int]]:
+        """List who is listened to: address, why its events are not believed, blocks that it holds."""
+        problems, held = self._caches.problems(self._clock.mono_s()), self._caches.index.held
+        return [
+            (self._datastore.address_of(slot) or "", problem, held(slot))
+            for slot, problem in problems.items()
+        ]
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin to listen.
+
+        Raises:
+            OSError: the central socket cannot be opened.
+        """
+        self._loop = loop
+        self._receiver.listen()
+        Thread(target=self._receiver.run, args=(self._wake,), name="kv events", daemon=True).start()
+        self.follow()
+
+    def stop(self) -> None:
+        """Listen no more; the thread ends by itself."""
+        self._receiver.stop()
+
+    def follow(self) -> None:
+        """Listen to the engines of the pool."""
+        feeds = set[Feed]()
+        for slot, endpoint in self._datastore.members:
+            if self._datastore.is_peer(slot):
+                continue
+            host, _ = split_address(endpoint.address)
+            url = endpoint.kv_events or self._settings.address
+            replay = endpoint.kv_replay or self._settings.replay_address
+            if not (url or self._settings.listen):
+                continue
+            self._caches.listen(slot, self._settings.ranks)
+            for rank in range(self._settings.ranks):
+                urls = (_of_rank(text, host, rank) for text in (url, replay))
+                feeds.add(Feed(endpoint.address, rank, *urls))
+        self._receiver.want(frozenset(feeds))
+
+    def _wake(self) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.apply)
+
+    def apply(self) -> None:
+        """Apply what has come, for one turn; the rest after whatever else the loop has to do."""
+        until_s, receiver = self._clock.mono_s() + _TURN_S, self._receiver
+        while self._clock.mono_s() < until_s:
+            if next(self._applying, None) is not None:
+                continue
+            if receiver.news:
+                self._applying = self._take(*receiver.news.popleft())
+            elif not self._caches.index.tidy():
+                receiver.woken = False
+                return
+        if self._loop is not None:
+            self._loop.call_soon(self.apply)
+
+    def _take(self, address: str, rank: int, what: tuple[Batch, bool] | int | None) -> Iterator[str]:
+        """Apply one piece of news, pausing between slices."""
+        now_s, slot, caches = self._clock.mono_s(), self._datastore.slot_of(address), self._caches
+        if slot is None:
+            return
+        if what is None:
+            if caches.began_anew(slot, rank, now_s):
+                log.warning("endpoint %s restarted, as its events begin anew", address, extra=REPEATED)
+                self._datastore.restart(address, now_s)
+        elif isinstance(what, int):
+            caches.missed(slot, rank, what, now_s)
+        else:
+            batch, whole = what
+            caches.heard(slot, rank, now_s, whole=whole)
+            for event in batch.events:
+                for why in caches.index.apply(slot, rank, event):
+                    if why:
+                        caches.refused(slot, rank)
+                    yield why
+
+
+def _of_rank(template: str, host: str, rank: int) -> str:
+    """Fill in a template: the endpoint's host, and the rank's port, which follows that of the rank before."""
+    if not template:
+        return ""
+    named = template.replace("{host}", f"[{host}]" if ":" in host else host)
+    head, _, port = named.rpartition(":")
+    return f"{head}:{int(port) + rank}"
