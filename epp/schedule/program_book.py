@@ -71,15 +71,17 @@ class ProgramBook:
         program.name = name
         return self._remember(program, name, tokens)
 
-    def heard(self, name: int, told: int, prompt_tokens: int) -> Program:
-        """Return a program that another picker told of, by its name or by the one that was told before."""
+    def heard(self, name: int, told: int, prompt_tokens: int) -> Program | None:
+        """Return a program that another picker told of, by its name or by the one that was told before.
+
+        None where the name is a template's here: what is told next of the program has a name of its own.
+        """
+        if name in self._names:
+            return self.named(name)
         before = self._names.get(told)
-        found = self.named(name) or (before and before.program) or Program(known=not prompt_tokens)
-        if name not in self._names:
-            self.name(found, name, prompt_tokens)
-            if before is not None:
-                before.next_prompt = before.next_prompt or name
-        return found
+        if before is not None:
+            before.next_prompt = before.next_prompt or name
+        return self.name((before and before.program) or Program(known=not prompt_tokens), name, prompt_tokens)
 
     def prompt_tokens(self, name: int) -> int:
         """Return how long the prompt was that a name is of, 0 for a key."""

@@ -155,7 +155,8 @@ class ProgramSharing:
     def _take(self, told: ProgramState, now_s: float) -> None:
         if (slot := self._datastore.slot_of(told.endpoint)) is None:
             return
-        program = self._book.heard(told.name, told.told, told.prompt_tokens)
+        if (program := self._book.heard(told.name, told.told, told.prompt_tokens)) is None:
+            return
         program.told = told.name
         program.busy_until_s = now_s + BELIEVED_S if told.busy else now_s
         if told.version > program.version or (told.version == program.version and program.theirs):

@@ -252,3 +252,16 @@ def test_more_changes_than_one_message_takes_go_with_the_next() -> None:
     pool.run(0.2)
     assert sum(pool.used("b")) == pytest.approx(sum(pool.used("a")))
     assert sum(pool.used("a")) == 2_000 * (MOST_TOLD + 200)
+
+
+def test_a_program_that_is_told_each_second_makes_no_more_where_its_prompt_became_a_template() -> None:
+    pool = Pool("ab")
+    pool.ask("a", "first", 10_000, blocks=range(10))
+    pool.end("a", "first")
+    pool.run(0.1)
+    pool.ask("a", "branch 1", 12_000, blocks=[*range(10), 100, 0])
+    for number in (2, 3):
+        pool.ask("b", f"branch {number}", 12_000 + number, blocks=[*range(10), 100 * number, 0])
+    pool.run(15.0)
+    active = [len(engine.active) for engine in pool.gate("b").sets.engines.values()]
+    assert active == [1], "branch 2 went on from the first; branch 3 has not come back"
