@@ -493,7 +493,7 @@ class Scheduler:
             return False
         entry.first_token_s, entry.first_source = now_s, source
         self.datastore.ledger.first_token(entry.leg.reservation, now_s)
-        self._end_parts(decision_id, entry)
+        self._end_parts(decision_id, entry, arrived=True)
         self._settle_prefixes(entry, now_s)
         return True
 
@@ -504,13 +504,13 @@ class Scheduler:
         """
         entry = self._in_flight.get(decision_id)
         if entry is not None and entry.legs[1:]:
-            self._end_parts(decision_id, entry)
+            self._end_parts(decision_id, entry, arrived=True)
 
-    def _end_parts(self, decision_id: str, entry: InFlight) -> None:
+    def _end_parts(self, decision_id: str, entry: InFlight, *, arrived: bool = False) -> None:
         for leg in entry.legs[:-1]:
             self.datastore.ledger.end(leg.reservation)
         if entry.legs[1:]:
-            self.datastore.links.end(decision_id)
+            self.datastore.links.end(decision_id, arrived=arrived)
 
     def response_started(self, decision_id: str, status: int, served: str = "") -> str:
         """Note response headers; return who answers, "" for an unknown or ended decision."""
@@ -518,7 +518,7 @@ class Scheduler:
         if entry is None:
             return ""
         entry.status = status or None
-        self._end_parts(decision_id, entry)
+        self._end_parts(decision_id, entry, arrived=status < 400)
         self._served(entry, served)
         return entry.where
 

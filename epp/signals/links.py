@@ -36,9 +36,10 @@ class Links:
         self.token_ms = token_ms(KV_BYTES_PER_TOKEN, LINK_GBPS)
         self._tokens: Floats = np.zeros(0, np.float64)
         self._open: dict[str, tuple[tuple[int, ...], float]] = {}
-        #: By slot, tokens that have arrived since the engine last told its time, and that time.
-        self._arrived: dict[int, float] = {}
-        self._told_s: dict[int, float] = {}
+        #: By slot, transfers and tokens that have arrived since the engine last told of its own, and what it
+        #: told: how many and their seconds, those of other pickers and of every part among them.
+        self._arrived: dict[int, tuple[int, float]] = {}
+        self._told: dict[int, tuple[float, float]] = {}
         self._sums = (0.0, 0.0)  # tokens and seconds, old ones fading
 
     def resize(self, capacity: int) -> None:
@@ -56,25 +57,28 @@ class Links:
         for slot in slots:
             self._tokens[slot] += tokens
 
-    def end(self, key: str) -> None:
+    def end(self, key: str, *, arrived: bool) -> None:
         """Take what has arrived, or never will, off its links; an unknown key is fine."""
         slots, tokens = self._open.pop(key, ((), 0.0))
         for slot in slots:
             self._tokens[slot] -= tokens
-        if slots:
-            self._arrived[slots[-1]] = self._arrived.get(slots[-1], 0.0) + tokens
+        if slots and tokens and arrived:
+            count, before = self._arrived.get(slots[-1], (0, 0.0))
+            self._arrived[slots[-1]] = count + 1, before + tokens
 
     def observe(self, slot: int, sample: EngineSample, now_s: float) -> None:  # noqa: ARG002 - a listener
-        """Learn from what an engine tells of its transfers."""
-        if sample.transfer_s_total is None:
+        """Learn from what an engine tells of its transfers: each of ours took their mean time."""
+        if sample.transfer_s_total is None or sample.transfers_total is None:
             return
-        before, self._told_s[slot] = self._told_s.get(slot), sample.transfer_s_total
-        tokens = self._arrived.pop(slot, 0.0)
-        if before is None or sample.transfer_s_total <= before or not tokens:
+        told = sample.transfers_total, sample.transfer_s_total
+        before, self._told[slot] = self._told.get(slot, told), told
+        transfers, seconds = told[0] - before[0], told[1] - before[1]
+        count, tokens = self._arrived.pop(slot, (0, 0.0))
+        if transfers <= 0.0 or seconds <= 0.0 or not count:
             return
         kept = 1.0 - min(tokens / _LEARNED_OVER, 1.0)
         known_tokens, known_s = self._sums
-        self._sums = kept * known_tokens + tokens, kept * known_s + sample.transfer_s_total - before
+        self._sums = kept * known_tokens + tokens, kept * known_s + seconds / transfers * count
         if self._sums[0] >= _LEAST:
             self.token_ms = self._sums[1] * 1e3 / self._sums[0]
 
@@ -83,5 +87,5 @@ class Links:
         for key, (slots, tokens) in self._open.items():
             self._open[key] = (tuple(one for one in slots if one != slot), tokens)
         self._tokens[slot] = 0.0
-        self._told_s.pop(slot, None)
+        self._told.pop(slot, None)
         self._arrived.pop(slot, None)

@@ -69,7 +69,8 @@ class EngineSample:
         kv_block_tokens: tokens of a block of the KV cache, where only whole blocks are found again.
         adapters: its LoRA adapters.
         role: what it does of requests by its own word, ``""`` where it says nothing.
-        transfer_s_total: seconds that KV caches have come to it so far, each for itself.
+        transfer_s_total: seconds that KV caches have come to it so far, each part for itself.
+        transfers_total: how many parts, of which a cache has one for each GPU.
     """
 
     engine: str = ""
@@ -84,6 +85,7 @@ class EngineSample:
     adapters: Adapters = NO_ADAPTERS
     role: str = ""
     transfer_s_total: float | None = None
+    transfers_total: float | None = None
 
 
 #: By engine and meaning, names of which the first that is present counts. The first engine of which a name is
@@ -100,7 +102,8 @@ ENGINES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "prompt_tokens": ("vllm:prompt_tokens_total",),
         "generation_tokens": ("vllm:generation_tokens_total",),
         "adapters": ("vllm:lora_requests_info",),
-        "transfer": ("vllm:nixl_xfer_time_seconds_sum",),
+        "transfer_s": ("vllm:nixl_xfer_time_seconds_sum",),
+        "transfers": ("vllm:nixl_xfer_time_seconds_count",),
     },
     "sglang": {
         "running": ("sglang:num_running_reqs",),
@@ -209,7 +212,8 @@ class Plan:
                 "in_flight",
                 "prompt_tokens",
                 "generation_tokens",
-                "transfer",
+                "transfer_s",
+                "transfers",
             )
         )
         info, *sizes = spec.get("info", ("", ""))
@@ -229,7 +233,7 @@ class Plan:
         """Add up numbers in the order of the series; NaN for what is no number."""
         usage = _reduce(numbers, self._kv_usage, _mean)
         counts = (_reduce(numbers, groups, sum) for groups in self._counts)
-        running, waiting, in_flight, prompt, generation, transfer = counts
+        running, waiting, in_flight, prompt, generation, transfer_s, transfers = counts
         if in_flight is not None:
             running = max(in_flight - (waiting or 0.0), 0.0)
         return EngineSample(
@@ -245,7 +249,8 @@ class Plan:
             # Each set of adapters has a series, whose number is the time at which it came to be.
             max(self._adapters, key=lambda each: numbers[each[0]], default=(0, NO_ADAPTERS))[1],
             self._role,
-            transfer,
+            transfer_s,
+            transfers,
         )
 
     def _capacity_tokens(self, numbers: Sequence[float]) -> int | None:

@@ -184,6 +184,7 @@ class Replica:
             prompt_tokens_total=float(counters.prompt_tokens),
             generation_tokens_total=float(counters.generated_tokens),
             transfer_s_total=self.interface.transfer_s or None,
+            transfers_total=self.interface.transfers or None,
         )
 
     def counters(self) -> Counters:

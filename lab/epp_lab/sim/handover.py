@@ -38,8 +38,10 @@ class Interface:
     def __init__(self, gbps: float = inf) -> None:
         self._bytes_per_ms = gbps * 1e9 / 8 / 1e3
         self._sends_until_ms = self._receives_until_ms = 0.0
-        #: Seconds that transfers have taken to come in, each for itself, by the time that they begin.
+        #: Seconds that transfers have taken to come in, each for itself, by the time that they begin, and
+        #: how many they were.
         self.transfer_s = 0.0
+        self.transfers = 0
 
     def send(self, to: Interface, size_bytes: float, now_ms: float) -> float:
         """Send from now on, after what waits here and there; return when all of it is there."""
@@ -48,6 +50,7 @@ class Interface:
         to._receives_until_ms = max(begin_ms, to._receives_until_ms) + size_bytes / to._bytes_per_ms
         there_ms = max(self._sends_until_ms, to._receives_until_ms)
         to.transfer_s += (there_ms - begin_ms) / 1e3
+        to.transfers += size_bytes > 0.0
         return there_ms
 
 
