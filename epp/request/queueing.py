@@ -76,7 +76,8 @@ class Queueing:
             NoEndpointError: nobody is eligible.
             NotAdmittedError: it found no room in time, or the queue is full.
         """
-        held_bytes = body_bytes + _WAITER_BYTES + 8 * len(request.blocks)
+        blocks = len(request.blocks) + sum(map(len, request.engine_blocks.values()))
+        held_bytes = body_bytes + _WAITER_BYTES + 8 * blocks
         flow = headers.get(FAIRNESS_HEADER, "")[:_FLOW_CHARACTERS]
         labels, seconds, dispatched = self._counts(request, flow)
         slo = headers.get(TTFT_SLO_HEADER)

@@ -569,7 +569,8 @@ def _any_of(slots: bytes) -> frozenset[int]:
 
 def _packed(request: RequestInfo) -> RequestInfo:
     """Return a request that takes eight bytes for each block of its prompt."""
-    return replace(request, blocks=array("Q", request.blocks))
+    engine_blocks = {key: array("Q", chain) for key, chain in request.engine_blocks.items()}
+    return replace(request, blocks=array("Q", request.blocks), engine_blocks=engine_blocks)
 
 
 def _only(found: Candidates, slots: Collection[int], datastore: Datastore) -> Candidates:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,15 @@ from msgspec.structs import replace
 
 from epp.config.schema import Limits, QueueBand, QueueSection
 from epp.errors import NoEndpointError, NotAdmittedError
+from epp.metrics.metrics import Metrics
+from epp.metrics.table import TABLE
+from epp.request.queueing import Queueing
 from epp.schedule.decision import Decision, QueueWait
 from epp.schedule.late_binding import LateBinding
 from epp.schedule.queue import ANY, MOST_TURNS, Waiter
 from epp.signals.metrics_text import EngineSample
 from epp.types import Endpoint, RequestInfo
+from tests.kit.clock import ManualClock
 from tests.kit.records import picker_of
 
 if TYPE_CHECKING:
@@ -105,6 +110,26 @@ def test_who_finds_no_room_waits_and_goes_to_the_engine_that_answers_first() -> 
     assert talk.woken == 1
     assert talk.poll() == [waits]
     assert where(waits) == SECOND
+
+
+def test_who_waits_keeps_eight_bytes_for_each_block_and_they_are_counted() -> None:
+    talk = Conversation()
+    talk.fill()
+    queueing = Queueing(talk.binding, 60.0, ManualClock(), Metrics(TABLE), "pool")
+
+    def held(request: RequestInfo) -> Waiter:
+        wait = queueing.decide(request, {}, 0)
+        assert not isinstance(wait, Decision)
+        wait.close()
+        return next(
+            one for one in talk.binding.queue.waiting() if one.request.decision_id == request.decision_id
+        )
+
+    plain = RequestInfo(decision_id="a", prompt_tokens=1_000, block_tokens=64.0, api="chat")
+    told = replace(plain, decision_id="b", blocks=[1, 2], engine_blocks={"of 16": [3, 4, 5], "of 32": [6]})
+    before, waits = held(plain), held(told)
+    assert waits.held_bytes - before.held_bytes == 8 * 6
+    assert waits.request.engine_blocks == {"of 16": array("Q", [3, 4, 5]), "of 32": array("Q", [6])}
 
 
 def test_who_waits_takes_an_engine_that_joins() -> None:
