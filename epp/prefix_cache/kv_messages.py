@@ -222,7 +222,7 @@ def _event(told: _Told) -> Event | None:
     ]
     if isinstance(told, _ListRemoved):
         return Removed(hashes, tier, group)
-    if told.kv_cache_spec_kind in _NO_PREFIX:
+    if told.kv_cache_spec_kind in _NO_PREFIX or not hashes:  # without blocks their size could be anything
         return None
     return _stored(told, hashes, tier, group)
 

@@ -70,6 +70,10 @@ def test_an_event_that_is_none_is_left_out_and_counted(event: object) -> None:
     assert batch.events == [Cleared()]
 
 
+def test_an_event_without_blocks_says_nothing_of_their_size() -> None:
+    assert read_batch(encode([0.0, [["BlockStored", [], None, [], 2**62]], 0])).events == []
+
+
 def test_groups_that_no_prefix_needs_say_nothing() -> None:
     told = {"type": "BlockStored", "block_hashes": [1], "parent_block_hash": None, "token_ids": [1],
             "block_size": 1, "kv_cache_spec_kind": "cross_attention"}  # fmt: skip
