@@ -526,6 +526,8 @@ NOTED = {
     "defaultEngine": _BY_METRICS,
 }
 _NO_CERTIFICATE = "no client certificate is sent", "use a bearer token: scrape.bearer_token_file"
+_RENAMED = "llm-d renamed this parameter"
+_BLOCKS = _RENAMED, "blockSizeTokens of approx-prefix-cache-producer: tokens, where it was characters"
 _BUILT_IN = "metric names are built in", "leave it out for vLLM, SGLang and TensorRT-LLM"
 #: Parameters that are refused: why, and what to do instead.
 REFUSED = {
@@ -533,6 +535,8 @@ REFUSED = {
         "metrics are read where the endpoint serves",
         "leave it out, or serve metrics on the endpoint's port",
     ),
+    **dict.fromkeys(("prefix-cache-scorer hashBlockSize", "pd-profile-handler hashBlockSize"), _BLOCKS),
+    "pd-profile-handler threshold": (_RENAMED, "nonCachedTokens of prefix-based-pd-decider"),
     "clientCertPath": _NO_CERTIFICATE,
     "clientKeyPath": _NO_CERTIFICATE,
     "engineConfigs": _BUILT_IN,

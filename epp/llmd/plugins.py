@@ -244,15 +244,15 @@ def _plugin(plugin: Plugin, key: str, source: str, meaning: Meaning) -> object:
         near = difflib.get_close_matches(kind, [*KINDS, *POLICIES, *ALTERNATIVES, SETTINGS], n=1)
         fix = f"did you mean {near[0]!r}?" if near else "docs/llm-d.md lists the plugins"
         raise ConfigError(source, key, f"unknown plugin {kind!r}", fix)
-    form = KINDS[kind]
-    unread = form.unread.split() if issubclass(form, Parameters) else ()
-    read = {name: value for name, value in given.items() if name not in unread}
-    parameters = convert(read, form, source, key_of)
     for name in given:
         if refusal := REFUSED.get(name) or REFUSED.get(f"{kind} {name}"):
             raise ConfigError(source, f"{key_of}.{name}", f"{kind}: {refusal[0]}", refusal[1])
         if note := NOTED.get(name) or NOTED.get(f"{kind} {name}"):
             meaning.warnings.append(f"{kind} {name}: {note}")
+    form = KINDS[kind]
+    unread = form.unread.split() if issubclass(form, Parameters) else ()
+    read = {name: value for name, value in given.items() if name not in unread}
+    parameters = convert(read, form, source, key_of)
     try:
         if isinstance(parameters, UtilizationDetector):
             return _with_staleness(parameters, meaning)
