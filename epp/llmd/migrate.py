@@ -74,6 +74,8 @@ _RENAMED = {
     (_STAGES, "encodeDeciderPluginName"): "deciders.encode",
     (_STAGES, "deciderPluginName"): "deciders.prefill",
 }
+#: What the charts say of scraping where values do not.
+_SCRAPED = {"scheme": "http", "path": "/metrics", "insecureSkipVerify": True}
 #: Flags that our chart writes itself.
 _OF_CHART = frozenset(
     ("pool-name", "pool-namespace", "pool-group", "config-file", "grpc-health-port", "drain-timeout",
@@ -168,10 +170,13 @@ def _plugins(epp: Mapping[str, Any], source: str) -> tuple[dict[str, Any], list[
         for name in given or ()
         if (kind, name) in _RENAMED
     ]
-    path = (epp.get("metricsDataSource") or {}).get("path", "/metrics")
+    source_said = {**_SCRAPED, **(epp.get("metricsDataSource") or {})}
     plugins = config["plugins"] = config.get("plugins") or []
-    if path != "/metrics" and text and all(plugin["type"] != "metrics-data-source" for plugin in plugins):
-        plugins.append({"type": "metrics-data-source", "parameters": {"path": path}})
+    if source_said != _SCRAPED and all(plugin["type"] != "metrics-data-source" for plugin in plugins):
+        if text:
+            plugins.append({"type": "metrics-data-source", "parameters": source_said})
+        else:
+            changed.append("epp.metricsDataSource: left out; set model-server-metrics-* of flags")
     return dict(config), changed
 
 

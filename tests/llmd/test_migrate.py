@@ -69,7 +69,10 @@ def test_a_guide_s_values_become_ours_and_what_is_left_out_is_told(
     ]  # fmt: skip
     ours = yaml.safe_load(out)
     config = ours.pop("endpointPickerConfig")
-    assert config["plugins"][-1] == {"type": "metrics-data-source", "parameters": {"path": "/m"}}
+    assert config["plugins"][-1] == {
+        "type": "metrics-data-source",
+        "parameters": {"scheme": "http", "path": "/m", "insecureSkipVerify": True},
+    }
     assert ours == {
         "endpoints": {"from": "inferencePool", "matchLabels": {"app": "qwen"}, "targetPorts": [8000, 8001]},
         "replicas": 2,
