@@ -189,7 +189,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("refresh-prometheus-metrics-interval", 5.0, duration_s, "", _A, "our gauges are computed whenever Prometheus asks"),
     Flag("metrics-staleness-threshold", 2.0, duration_s, "age at which engine metrics count as unknown"),
     Flag("drain-timeout", 30.0, duration_s, "how long streams may go on after SIGTERM"),
-    Flag("ha-enable-leader-election", False, truth, "", _A, "there is no leader: every replica serves, with a prefix index and reservations of its own; one replica picks best", (False,)),
+    Flag("ha-enable-leader-election", False, truth, "", _A, "there is no leader: every replica serves. Each alone knows what it sent: a session that reaches another finds its cache unknown, and two may fill the same engine; `nats.url` and `prefix.secret_file` of epp-settings join them (docs/cluster.md), or keep one replica"),
     Flag("secure-serving", True, truth, "TLS on the ext_proc port, self-signed without --cert-path"),
     Flag("cert-path", "", str, "folder with tls.crt and tls.key"),
     Flag("enable-cert-reload", False, truth, "certificate files are read again when they change, whatever this says"),

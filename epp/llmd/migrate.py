@@ -118,6 +118,8 @@ def migrate(texts: Mapping[str, str | bytes]) -> tuple[dict[str, Any], list[str]
         _put(ours, "config", msgspec.to_builtins({**meaning.sections, **meaning.own}))
     else:
         _put(ours, "endpointPickerConfig", config)
+    if epp.get("replicas", 1) > 1 and "nats" not in ours.get("config", {}):
+        changed.append("epp.replicas: each knows alone what it sent; `nats` joins them (docs/cluster.md)")
     for path, value in _leaves(theirs, ""):
         if standalone and path.startswith(("inferencePool.", "httpRoute.")):
             left_out.append(f"{path.partition('.')[0]}: standalone follows pods by label, without a gateway")

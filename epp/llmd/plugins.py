@@ -322,6 +322,12 @@ def _policy(entries: list[_Entry], key: str, source: str, meaning: Meaning, *, s
     ours = [(plugin, weight) for plugin, _, weight in entries if plugin.type in POLICIES]
     scorers = [entry for entry in entries if isinstance(entry[1], Scorer | Prefix)]
     filters = {plugin.known_as: part for plugin, part, _ in entries if isinstance(part, Filter)}
+    others = False
+    for name, part in filters.items():
+        by_label = type(part).admits is not Filter.admits
+        if by_label and others:
+            meaning.warnings.append(f"{name}: asked for before the filters that stand before it")
+        others |= not by_label
     filters = {**meaning.screeners, **filters}
     pickers = {plugin.type: part for plugin, part, _ in entries if plugin.type in PICKERS}
     if len(pickers) > 1 or len({plugin.known_as for plugin, _, _ in scorers}) < len(scorers):

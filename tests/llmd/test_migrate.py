@@ -66,6 +66,7 @@ def test_a_guide_s_values_become_ours_and_what_is_left_out_is_told(
     assert [line.split(": ")[:2] for line in out.splitlines() if line.startswith("#")] == [
         ["# left out", "epp.flags.secure-serving"], ["# left out", "tracing"],
         ["# left out", "modelServers.type"], ["# changed", "token-producer"],
+        ["# changed", "epp.replicas"],
     ]  # fmt: skip
     ours = yaml.safe_load(out)
     config = ours.pop("endpointPickerConfig")

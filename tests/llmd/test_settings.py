@@ -91,6 +91,10 @@ def test_pods_by_selector_without_a_pool() -> None:
     ("words", "says"),
     [
         (["--ha-enable-leader-election"], "every replica serves"),
+        (
+            ["--ha-enable-leader-election=false"],
+            "`nats.url` and `prefix.secret_file` of epp-settings join them",
+        ),
         (["--refresh-metrics-interval=50ms"], "raised to 200 ms"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
