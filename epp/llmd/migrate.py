@@ -97,15 +97,7 @@ def migrate(texts: Mapping[str, str | bytes]) -> tuple[dict[str, Any], list[str]
         ConfigError: a file is not YAML, or the plugin configuration is refused, or values have the names of
             charts before `router`.
     """
-    theirs: dict[str, Any] = {}
-    for source, text in texts.items():
-        values = load_yaml(text, source)
-        if values is not None and not isinstance(values, dict):
-            raise ConfigError(source, "", "not a values file")
-        for name in (values or {}).keys() & _MOVED.keys():
-            raise ConfigError(source, name, "of a chart before llm-d-router's", f"move it to {_MOVED[name]}")
-        theirs = _merged(theirs, values or {})
-    theirs = {**{name: part for name, part in theirs.items() if name != "router"}, **theirs.get("router", {})}
+    theirs = _read(texts)
     ours, left_out = dict[str, Any](), list[str]()
     epp = theirs.get("epp", {})
     (config, changed), standalone = (
@@ -145,6 +137,23 @@ def migrate(texts: Mapping[str, str | bytes]) -> tuple[dict[str, Any], list[str]
             begin = max(begins, key=len, default=path)
             left_out.append(f"{begin}: {_LEFT_OUT.get(begin, 'no counterpart in our chart')}")
     return ours, list(dict.fromkeys(left_out)), changed
+
+
+def _read(texts: Mapping[str, str | bytes]) -> dict[str, Any]:
+    """Lay values files over each other; what stands under `router` comes to the top.
+
+    Raises:
+        ConfigError: a file is not YAML, or has the names of earlier charts.
+    """
+    theirs: dict[str, Any] = {}
+    for source, text in texts.items():
+        values = load_yaml(text, source)
+        if values is not None and not isinstance(values, dict):
+            raise ConfigError(source, "", "not a values file")
+        for name in (values or {}).keys() & _MOVED.keys():
+            raise ConfigError(source, name, "of a chart before llm-d-router's", f"move it to {_MOVED[name]}")
+        theirs = _merged(theirs, values or {})
+    return {**{name: part for name, part in theirs.items() if name != "router"}, **theirs.get("router", {})}
 
 
 def _plugins(epp: Mapping[str, Any], source: str) -> tuple[dict[str, Any], list[str]]:

@@ -79,10 +79,7 @@ def translate(
         "listen": _listen(flags),
         "pool": meaning.sections.pop("pool", None)
         or {"kubernetes": {**_pool(flags, environment), "tls": tls}},
-        "scrape": {
-            **_scrape(flags, warnings),
-            "insecure": tls and flags["model-server-metrics-https-insecure-skip-verify"],
-        },
+        "scrape": _scrape(flags, warnings, tls=tls),
         "protocol": {
             "subset_hint": not flags["disable-endpoint-subset-filter"],
             "emit_scores": flags["emit-endpoint-scores"],
@@ -175,7 +172,7 @@ def _pool(flags: Flags, environment: Mapping[str, str]) -> dict[str, Any]:
     return {**pool, "selector": flags["endpoint-selector"], "target_ports": flags["endpoint-target-ports"]}
 
 
-def _scrape(flags: Flags, warnings: list[str]) -> dict[str, Any]:
+def _scrape(flags: Flags, warnings: list[str], *, tls: bool) -> dict[str, Any]:
     interval_s = flags["refresh-metrics-interval"]
     if interval_s < SHORTEST_SCRAPE_S:
         interval_s = SHORTEST_SCRAPE_S
@@ -188,4 +185,5 @@ def _scrape(flags: Flags, warnings: list[str]) -> dict[str, Any]:
         "interval_s": interval_s,
         "stale_after_s": max(flags["metrics-staleness-threshold"], 0.001),
         "path": flags["model-server-metrics-path"],
+        "insecure": tls and flags["model-server-metrics-https-insecure-skip-verify"],
     }
