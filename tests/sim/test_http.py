@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
 
@@ -259,6 +260,11 @@ def parse(*argv: str) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def test_a_replica_may_have_a_kv_cache_of_another_size() -> None:
+    small, usual = replica_configs(parse("--replica", "name=a,kv_tokens=5000", "--replica", "name=b"))
+    assert small.engine_class == replace(usual.engine_class, kv_capacity_tokens=5_000)
+
+
 @pytest.mark.parametrize(
     ("replicas", "words"),
     [
@@ -269,6 +275,7 @@ def parse(*argv: str) -> argparse.Namespace:
         (["name=x,rtt_ms=inf"], "x: rtt_ms must be"),
         (["name=x,port=70000"], "x: port 70000 is not"),
         (["name=x,model="], "x: name and models"),
+        (["name=x,kv_tokens=many"], "many"),
     ],
 )
 def test_wrong_options_are_named_with_the_fix(replicas: list[str], words: str) -> None:
