@@ -108,6 +108,8 @@ def migrate(texts: Mapping[str, str | bytes]) -> tuple[dict[str, Any], list[str]
     if standalone:  # our chart's Envoy goes with epp.yaml
         meaning = meaning_of(parse_picker_config(msgspec.json.encode(config), "values"), "values")
         _put(ours, "config", msgspec.to_builtins({**meaning.sections, **meaning.own}))
+        if meaning.scheme == "https":
+            left_out.append("metrics-data-source scheme: standalone speaks plaintext with pods")
     else:
         _put(ours, "endpointPickerConfig", config)
     if epp.get("replicas", 1) > 1 and "nats" not in ours.get("config", {}):

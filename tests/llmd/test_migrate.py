@@ -155,3 +155,14 @@ def test_values_of_earlier_charts_are_told_where_they_stand_now(
         "inferenceExtension: of a chart before llm-d-router's (move it to router.epp"
         in capsys.readouterr().err
     )
+
+
+def test_standalone_values_tell_that_engines_are_not_scraped_over_tls(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = GUIDE.replace("{path: /m}", "{scheme: https}") + "  proxy: {enabled: true}\n"
+    (tmp_path / "values.yaml").write_text(
+        text.replace("httpRoute: {create: true, inferenceGatewayName: gateway}\n", "")
+    )
+    assert main(["migrate", "llm-d", str(tmp_path / "values.yaml")]) == 0
+    assert "# left out: metrics-data-source scheme" in capsys.readouterr().out
