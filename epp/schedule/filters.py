@@ -92,7 +92,7 @@ class Filters:
         self._hosts: Hosts = {}
         #: Whether the model or the length of a request can matter.
         self.names_models = False
-        #: Whether an endpoint is there for a part of requests alone.
+        #: Whether endpoints have roles, or the policy has some do a part of requests for others.
         self.has_roles = False
         #: What a request is for that names no model: the only one of the pool, adapters aside; ``""`` where
         #: an endpoint serves any, None where there are several.
@@ -109,7 +109,10 @@ class Filters:
         """Take the pool as (slot, endpoint) pairs, in order."""
         self._pool = dict(endpoints)
         self._hosts = hosts_of(endpoint.address for endpoint in self._pool.values())
-        self.has_roles = any(endpoint.roles for endpoint in self._pool.values())
+        self.has_roles = any(
+            endpoint.roles or self._policy.roles(endpoint).intersection(HELPERS)
+            for endpoint in self._pool.values()
+        )
         self.names_models = any(
             endpoint.models or endpoint.context_tokens is not None for endpoint in self._pool.values()
         )
