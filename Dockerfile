@@ -35,5 +35,7 @@ USER 65532:65532
 WORKDIR /tmp
 EXPOSE 9002 9003 9090
 STOPSIGNAL SIGTERM
+# `/app/epp FLAGS`, as KServe's templates call llm-d's picker.
+COPY --chmod=755 deploy/image/app-epp /app/epp
 # `epp serve`, as llm-d's charts call their picker with flags alone; another command names itself: `epp tune`.
 ENTRYPOINT ["epp", "serve"]

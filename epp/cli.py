@@ -314,6 +314,11 @@ def run(words: list[str]) -> int:
     if missing := next((each for each in MISSING if plain[: len(each)] == each), ()):
         raise EppError(f"`epp {' '.join(missing)}` comes with another package: {_INSTALL}")
     only = next((c.words for c in COMMANDS if plain[: len(c.words)] == c.words), ())
+    if only == ("serve",):
+        from epp.llmd.flags import as_pflag  # noqa: PLC0415  # other commands' words are argparse's
+
+        place = words.index("serve") + 1
+        words = [*words[:place], *as_pflag(words[place:])]
     arguments, unknown = build_parser(only).parse_known_args(words)
     if unknown:
         arguments.leaf.error(f"unrecognized arguments: {' '.join(unknown)}")

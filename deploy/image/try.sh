@@ -31,6 +31,7 @@ run run --isolation chroot "$container" -- sh -euc '
   printf "listen: {grpc: %s, http: %s}\npool: {file: endpoints.yaml}\n" 127.0.0.1:0 127.0.0.1:0 >epp.yaml
   epp config check epp.yaml
   epp tune --help >/dev/null
+  /app/epp --help >/dev/null
   epp serve --config epp.yaml --ready-file ready & picker=$!
   until [ -s ready ]; do kill -0 $picker; sleep 0.2; done
   kill $picker

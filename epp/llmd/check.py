@@ -19,6 +19,8 @@ from epp.policies.registry import create
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+#: Keys by which a values file of llm-d's charts is known; none is ours.
+VALUES = frozenset(("router", "epp", "modelServers", "inferenceExtension"))
 #: Stand for the flags of a deployment; what a configuration says does not depend on them.
 _FLAGS = {"pool-name": "pool", "metrics-endpoint-auth": "false"}
 
@@ -54,12 +56,16 @@ def check_text(text: str | bytes, source: str) -> list[CheckedConfig]:
     """Check every `EndpointPickerConfig` of a file, also within the texts of a ConfigMap or a values file.
 
     Returns:
-        A verdict for each; none where the file has none.
+        A verdict for each; values without any stand for llm-d's default. None of other files.
 
     Raises:
         ConfigError: the file is not YAML.
     """
-    return [_verdict(part, place) for place, part in picker_configs(load_yaml(text, source), source)]
+    values = load_yaml(text, source)
+    found = [_verdict(part, place) for place, part in picker_configs(values, source)]
+    if not found and isinstance(values, dict) and values.keys() & VALUES:
+        found = [_verdict("", f"{source}: llm-d's default plugins")]
+    return found
 
 
 def picker_configs(value: object, place: str) -> Iterator[tuple[str, str]]:

@@ -189,7 +189,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("refresh-prometheus-metrics-interval", 5.0, duration_s, "", _A, "our gauges are computed whenever Prometheus asks"),
     Flag("metrics-staleness-threshold", 2.0, duration_s, "age at which engine metrics count as unknown"),
     Flag("drain-timeout", 30.0, duration_s, "how long streams may go on after SIGTERM"),
-    Flag("ha-enable-leader-election", False, truth, "", _A, "there is no leader: every replica serves, with a prefix index and reservations of its own; one replica picks best", (False,)),
+    Flag("ha-enable-leader-election", False, truth, "", _A, "there is no leader: every replica serves. Each alone knows what it sent: a session that reaches another finds its cache unknown, and two may fill the same engine; `nats.url` and `prefix.secret_file` of epp-settings join them (docs/cluster.md), or keep one replica"),
     Flag("secure-serving", True, truth, "TLS on the ext_proc port, self-signed without --cert-path"),
     Flag("cert-path", "", str, "folder with tls.crt and tls.key"),
     Flag("enable-cert-reload", False, truth, "certificate files are read again when they change, whatever this says"),
@@ -210,6 +210,10 @@ FLAGS: tuple[Flag, ...] = (
     Flag("zap-devel", False, truth, "console and debug, unless others say otherwise"),
     Flag("zap-time-encoding", "rfc3339", _one_of("epoch", "millis", "nano", "iso8601", "rfc3339", "rfc3339nano"), "form of times in the log"),
     Flag("zap-stacktrace-level", "error", _one_of("info", "error", "panic"), "", _A, "a traceback follows wherever an exception is logged, and nowhere else"),
+    Flag("model-server-metrics-scheme", "http", _one_of("http", "https"), "how engines are scraped and probed, unless the plugin metrics-data-source says it"),
+    Flag("model-server-metrics-path", "", str, "where their metrics are, unless that plugin says it"),
+    Flag("model-server-metrics-https-insecure-skip-verify", True, truth, "with https, engines may show any certificate, unless that plugin says it"),
+    Flag("model-server-metrics-port", 0, port, "", _R, "metrics are read where the endpoint serves", (0,), "leave it out, or serve metrics on the endpoint's port"),
     Flag("total-queued-requests-metric", "", str, "", _R, _OWN_METRICS, ("",)),
     Flag("total-running-requests-metric", "", str, "", _R, _OWN_METRICS, ("",)),
     Flag("kv-cache-usage-percentage-metric", "", str, "", _R, _OWN_METRICS, ("",)),
@@ -222,6 +226,31 @@ LOG_FLAGS = frozenset(
     {"v", "zap-encoder", "zap-log-level", "zap-devel", "zap-time-encoding", "zap-stacktrace-level"}
 )
 _BY_NAME = {flag.name: flag for flag in FLAGS}
+
+
+def as_pflag(words: Sequence[str]) -> list[str]:
+    """Words after `serve` as Go's pflag reads them, for a parser that knows ``--flag=value`` alone.
+
+    What follows a flag is its value, whatever it begins with; a boolean takes one after ``=`` only. Words of
+    no flag come last, without empty ones. Source: spf13/pflag, ``parseArgs``.
+    """
+    read, loose, rest = list[str](), list[str](), iter(words)
+    for word in rest:
+        name = "--v" if word == "-v" else word
+        flag = _BY_NAME.get(name.removeprefix("--"))
+        if word == "--":
+            loose += rest
+        elif not word.startswith("-") or word == "-":
+            loose.append(word)
+        elif "=" in word or name in ("-h", "--help") or name.startswith("-v"):
+            read.append(word)
+        elif flag and flag.boolean:
+            read.append(f"{name}=true")
+        elif name.startswith("--") and (value := next(rest, None)) is not None:
+            read.append(f"{name}={value}")
+        else:
+            read.append(word)
+    return [*read, *(["--", *found] if (found := [word for word in loose if word]) else [])]
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,26 @@ _LEFT_OUT = {
     "extraServicePorts": "standalone.service.port, or none",
     "monitoring": "monitoring of our chart",
 }
+#: Part of the values of earlier charts -> where it stands now; llm-d's own charts refuse these, too.
+_MOVED = {
+    "inferenceExtension": "router.epp and router",
+    "inferencePool": "router.modelServers and router.inferencePool",
+    "experimentalHttpRoute": "httpRoute",
+    "inferenceObjectives": "router.inferenceObjectives",
+}
+_STAGES = "disagg-profile-handler"
+#: Plugin, parameter that llm-d still takes by this name -> its name today.
+_RENAMED = {
+    ("approx-prefix-cache-producer", "blockSize"): "blockSizeTokens",
+    (_STAGES, "decodeProfile"): "profiles.decode",
+    (_STAGES, "prefillProfile"): "profiles.prefill",
+    (_STAGES, "encodeProfile"): "profiles.encode",
+    (_STAGES, "prefillDeciderPluginName"): "deciders.prefill",
+    (_STAGES, "encodeDeciderPluginName"): "deciders.encode",
+    (_STAGES, "deciderPluginName"): "deciders.prefill",
+}
+#: What the charts say of scraping where values do not.
+_SCRAPED = {"scheme": "http", "path": "/metrics", "insecureSkipVerify": True}
 #: Flags that our chart writes itself.
 _OF_CHART = frozenset(
     ("pool-name", "pool-namespace", "pool-group", "config-file", "grpc-health-port", "drain-timeout",
@@ -63,34 +83,37 @@ _OF_CHART = frozenset(
 )  # fmt: skip
 
 
-def migrate(texts: Mapping[str, str | bytes]) -> tuple[dict[str, Any], list[str]]:
+def migrate(texts: Mapping[str, str | bytes]) -> tuple[dict[str, Any], list[str], list[str]]:
     """Translate values files.
 
     Args:
         texts: text by file name, the later laid over the earlier, as Helm does.
 
     Returns:
-        Our values, and a line for each of theirs that is left out.
+        Our values, a line for each of theirs that is left out, and a sentence for each plugin or parameter
+        that means something else here or has a new name.
 
     Raises:
-        ConfigError: a file is not YAML, or the plugin configuration is refused.
+        ConfigError: a file is not YAML, or the plugin configuration is refused, or values have the names of
+            charts before `router`.
     """
-    theirs: dict[str, Any] = {}
-    for source, text in texts.items():
-        values = load_yaml(text, source)
-        if values is not None and not isinstance(values, dict):
-            raise ConfigError(source, "", "not a values file")
-        theirs = _merged(theirs, values or {})
-    theirs = {**{name: part for name, part in theirs.items() if name != "router"}, **theirs.get("router", {})}
+    theirs = _read(texts)
     ours, left_out = dict[str, Any](), list[str]()
     epp = theirs.get("epp", {})
-    config, standalone = _plugins(epp, list(texts)[-1]), theirs.get("proxy", {}).get("enabled", False)
+    (config, changed), standalone = (
+        _plugins(epp, list(texts)[-1]),
+        theirs.get("proxy", {}).get("enabled", False),
+    )
     _put(ours, "endpoints.from", "selector" if standalone else "inferencePool")
     if standalone:  # our chart's Envoy goes with epp.yaml
         meaning = meaning_of(parse_picker_config(msgspec.json.encode(config), "values"), "values")
         _put(ours, "config", msgspec.to_builtins({**meaning.sections, **meaning.own}))
+        if meaning.scheme == "https":
+            left_out.append("metrics-data-source scheme: standalone speaks plaintext with pods")
     else:
         _put(ours, "endpointPickerConfig", config)
+    if epp.get("replicas", 1) > 1 and "nats" not in ours.get("config", {}):
+        changed.append("epp.replicas: each knows alone what it sent; `nats` joins them (docs/cluster.md)")
     for path, value in _leaves(theirs, ""):
         if standalone and path.startswith(("inferencePool.", "httpRoute.")):
             left_out.append(f"{path.partition('.')[0]}: standalone follows pods by label, without a gateway")
@@ -115,11 +138,28 @@ def migrate(texts: Mapping[str, str | bytes]) -> tuple[dict[str, Any], list[str]
             begins = [begin for begin in _LEFT_OUT if f"{path}.".startswith(f"{begin}.")]
             begin = max(begins, key=len, default=path)
             left_out.append(f"{begin}: {_LEFT_OUT.get(begin, 'no counterpart in our chart')}")
-    return ours, list(dict.fromkeys(left_out))
+    return ours, list(dict.fromkeys(left_out)), changed
 
 
-def _plugins(epp: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return the plugin configuration, with what the chart says of metrics.
+def _read(texts: Mapping[str, str | bytes]) -> dict[str, Any]:
+    """Lay values files over each other; what stands under `router` comes to the top.
+
+    Raises:
+        ConfigError: a file is not YAML, or has the names of earlier charts.
+    """
+    theirs: dict[str, Any] = {}
+    for source, text in texts.items():
+        values = load_yaml(text, source)
+        if values is not None and not isinstance(values, dict):
+            raise ConfigError(source, "", "not a values file")
+        for name in (values or {}).keys() & _MOVED.keys():
+            raise ConfigError(source, name, "of a chart before llm-d-router's", f"move it to {_MOVED[name]}")
+        theirs = _merged(theirs, values or {})
+    return {**{name: part for name, part in theirs.items() if name != "router"}, **theirs.get("router", {})}
+
+
+def _plugins(epp: Mapping[str, Any], source: str) -> tuple[dict[str, Any], list[str]]:
+    """Return the plugin configuration, with what the chart says of metrics, and what of it means else.
 
     Raises:
         ConfigError: all of it that is refused.
@@ -129,17 +169,28 @@ def _plugins(epp: Mapping[str, Any], source: str) -> dict[str, Any]:
     config: Any = (
         load_yaml(text, f"{source}: {name}") if text else {"apiVersion": API_VERSIONS[1], "kind": KIND}
     )
+    changed = list[str]()
     if text:
         for verdict in check_text(text, f"{source}: {name}"):
             if verdict.refused:
                 raise ConfigError(
                     verdict.source, "", "; ".join(f"{each.problem} ({each.fix})" for each in verdict.refused)
                 )
-    path = (epp.get("metricsDataSource") or {}).get("path", "/metrics")
-    plugins = config.setdefault("plugins", [])
-    if path != "/metrics" and text and all(plugin["type"] != "metrics-data-source" for plugin in plugins):
-        plugins.append({"type": "metrics-data-source", "parameters": {"path": path}})
-    return dict(config)
+            changed += verdict.mapped
+    changed += [
+        f"{kind} {name}: {_RENAMED[kind, name]} is its name today"
+        for kind, given in ((each["type"], each.get("parameters")) for each in config.get("plugins") or ())
+        for name in given or ()
+        if (kind, name) in _RENAMED
+    ]
+    source_said = {**_SCRAPED, **(epp.get("metricsDataSource") or {})}
+    plugins = config["plugins"] = config.get("plugins") or []
+    if source_said != _SCRAPED and all(plugin["type"] != "metrics-data-source" for plugin in plugins):
+        if text:
+            plugins.append({"type": "metrics-data-source", "parameters": source_said})
+        else:
+            changed.append("epp.metricsDataSource: left out; set model-server-metrics-* of flags")
+    return dict(config), changed
 
 
 def _flag_left_out(name: str) -> str:

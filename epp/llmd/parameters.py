@@ -119,6 +119,7 @@ class Meaning:
         profile: parameters of a profile that producers say.
         handler: how one of several profiles is chosen.
         stages: which profiles are stages of a request, where they are.
+        scheme: by which engines are scraped, empty where flags say it.
     """
 
     sections: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -128,6 +129,7 @@ class Meaning:
     profile: dict[str, Any] = field(default_factory=dict)
     handler: dict[str, str] = field(default_factory=dict)
     stages: Stages | None = None
+    scheme: str = ""
 
     def put(self, section: str, **values: Any) -> None:
         """Set keys of a section."""
@@ -394,18 +396,24 @@ class _TokenProducer(Parameters, frozen=True):
 
 
 class _DataSource(Parameters, frozen=True):
-    unread = "scheme insecureSkipVerify port clientCertPath clientKeyPath"
+    unread = "port clientCertPath clientKeyPath"
+    scheme: Literal["", "http", "https"] = ""
     path: str = ""
     interval: str = "0"
+    insecure_skip_verify: bool | None = None
     ca_cert_path: str = ""
 
     def put(self, meaning: Meaning) -> None:
+        """What is not said is the flags'; a CA is read only where certificates are verified, as in llm-d."""
         if self.path:
             meaning.put("scrape", path=self.path)
         if interval_s := duration_s(self.interval):
             meaning.put("scrape", interval_s=interval_s)
+        if self.insecure_skip_verify is not None:
+            meaning.put("scrape", insecure=self.insecure_skip_verify)
         if self.ca_cert_path:
             meaning.put("scrape", ca_file=self.ca_cert_path)
+        meaning.scheme = self.scheme or meaning.scheme
 
 
 class GpuSource(Parameters, frozen=True):
@@ -519,13 +527,13 @@ NOTED = {
     "maxPrefixTokensToMatch": _MATCHED,
     "prefixMatchInfoProducerName": "there is one prefix index, whatever it is called",
     "estimate": "tokens are estimated from bytes, by a ratio for each model",
-    "metrics-data-source scheme": "an endpoint is scraped over TLS where the pool says that it speaks TLS",
-    "metrics-data-source insecureSkipVerify": "certificates are verified; give caCertPath",
     "evictionTtlSeconds": "the 10,000 flows that were served last are remembered",
     "engineLabelKey": _BY_METRICS,
     "defaultEngine": _BY_METRICS,
 }
 _NO_CERTIFICATE = "no client certificate is sent", "use a bearer token: scrape.bearer_token_file"
+_RENAMED = "llm-d renamed this parameter"
+_BLOCKS = _RENAMED, "blockSizeTokens of approx-prefix-cache-producer: tokens, where it was characters"
 _BUILT_IN = "metric names are built in", "leave it out for vLLM, SGLang and TensorRT-LLM"
 #: Parameters that are refused: why, and what to do instead.
 REFUSED = {
@@ -533,6 +541,8 @@ REFUSED = {
         "metrics are read where the endpoint serves",
         "leave it out, or serve metrics on the endpoint's port",
     ),
+    **dict.fromkeys(("prefix-cache-scorer hashBlockSize", "pd-profile-handler hashBlockSize"), _BLOCKS),
+    "pd-profile-handler threshold": (_RENAMED, "nonCachedTokens of prefix-based-pd-decider"),
     "clientCertPath": _NO_CERTIFICATE,
     "clientKeyPath": _NO_CERTIFICATE,
     "engineConfigs": _BUILT_IN,

@@ -244,15 +244,15 @@ def _plugin(plugin: Plugin, key: str, source: str, meaning: Meaning) -> object:
         near = difflib.get_close_matches(kind, [*KINDS, *POLICIES, *ALTERNATIVES, SETTINGS], n=1)
         fix = f"did you mean {near[0]!r}?" if near else "docs/llm-d.md lists the plugins"
         raise ConfigError(source, key, f"unknown plugin {kind!r}", fix)
-    form = KINDS[kind]
-    unread = form.unread.split() if issubclass(form, Parameters) else ()
-    read = {name: value for name, value in given.items() if name not in unread}
-    parameters = convert(read, form, source, key_of)
     for name in given:
         if refusal := REFUSED.get(name) or REFUSED.get(f"{kind} {name}"):
             raise ConfigError(source, f"{key_of}.{name}", f"{kind}: {refusal[0]}", refusal[1])
         if note := NOTED.get(name) or NOTED.get(f"{kind} {name}"):
             meaning.warnings.append(f"{kind} {name}: {note}")
+    form = KINDS[kind]
+    unread = form.unread.split() if issubclass(form, Parameters) else ()
+    read = {name: value for name, value in given.items() if name not in unread}
+    parameters = convert(read, form, source, key_of)
     try:
         if isinstance(parameters, UtilizationDetector):
             return _with_staleness(parameters, meaning)
@@ -322,6 +322,12 @@ def _policy(entries: list[_Entry], key: str, source: str, meaning: Meaning, *, s
     ours = [(plugin, weight) for plugin, _, weight in entries if plugin.type in POLICIES]
     scorers = [entry for entry in entries if isinstance(entry[1], Scorer | Prefix)]
     filters = {plugin.known_as: part for plugin, part, _ in entries if isinstance(part, Filter)}
+    others = False
+    for name, part in filters.items():
+        by_label = type(part).admits is not Filter.admits
+        if by_label and others:
+            meaning.warnings.append(f"{name}: asked for before the filters that stand before it")
+        others |= not by_label
     filters = {**meaning.screeners, **filters}
     pickers = {plugin.type: part for plugin, part, _ in entries if plugin.type in PICKERS}
     if len(pickers) > 1 or len({plugin.known_as for plugin, _, _ in scorers}) < len(scorers):

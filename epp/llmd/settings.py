@@ -72,10 +72,14 @@ def translate(
     if text is not None and text.strip():
         meaning = meaning_of(parse_picker_config(text, source), source)
     warnings = [*flags.warnings]
+    tls = (meaning.scheme or flags["model-server-metrics-scheme"]) == "https"
+    if tls and "pool" in meaning.sections:
+        warnings.append("metrics-data-source scheme: the endpoints file says which endpoints speak TLS")
     sections: dict[str, Any] = {
         "listen": _listen(flags),
-        "pool": meaning.sections.pop("pool", None) or {"kubernetes": _pool(flags, environment)},
-        "scrape": _scrape(flags, warnings),
+        "pool": meaning.sections.pop("pool", None)
+        or {"kubernetes": {**_pool(flags, environment), "tls": tls}},
+        "scrape": _scrape(flags, warnings, tls=tls),
         "protocol": {
             "subset_hint": not flags["disable-endpoint-subset-filter"],
             "emit_scores": flags["emit-endpoint-scores"],
@@ -88,6 +92,8 @@ def translate(
     }
     for section, values in meaning.sections.items():
         sections[section] = {**sections.get(section, {}), **values}
+    if sections["scrape"]["insecure"]:
+        sections["scrape"].pop("ca_file", None)  # llm-d reads none then
     for section, values in meaning.own.items():
         below = sections.get(section)
         sections[section] = (
@@ -166,7 +172,7 @@ def _pool(flags: Flags, environment: Mapping[str, str]) -> dict[str, Any]:
     return {**pool, "selector": flags["endpoint-selector"], "target_ports": flags["endpoint-target-ports"]}
 
 
-def _scrape(flags: Flags, warnings: list[str]) -> dict[str, Any]:
+def _scrape(flags: Flags, warnings: list[str], *, tls: bool) -> dict[str, Any]:
     interval_s = flags["refresh-metrics-interval"]
     if interval_s < SHORTEST_SCRAPE_S:
         interval_s = SHORTEST_SCRAPE_S
@@ -175,4 +181,9 @@ def _scrape(flags: Flags, warnings: list[str]) -> dict[str, Any]:
                 f"--refresh-metrics-interval: raised to {SHORTEST_SCRAPE_S * 1e3:g} ms; "
                 "requests in flight are counted as they are decided, so nothing waits for a scrape"
             )
-    return {"interval_s": interval_s, "stale_after_s": max(flags["metrics-staleness-threshold"], 0.001)}
+    return {
+        "interval_s": interval_s,
+        "stale_after_s": max(flags["metrics-staleness-threshold"], 0.001),
+        "path": flags["model-server-metrics-path"],
+        "insecure": tls and flags["model-server-metrics-https-insecure-skip-verify"],
+    }

@@ -22,10 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print our values; comments say what is left out."""
+    """Print our values; comments say what is left out, and what of the plugins means something else."""
     texts = {str(path): required_file(path, "a values file of llm-d's") for path in arguments.files}
-    values, left_out = migrate(texts)
+    values, left_out, changed = migrate(texts)
     for line in left_out:
         print(f"# left out: {line}")
+    for line in changed:
+        print(f"# changed: {line}")
     print(yaml.safe_dump(values, sort_keys=False), end="")
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import gc
 import json
@@ -30,7 +31,6 @@ from epp.server.process import MAX_WORKERS, SystemClock
 from epp.threads import stop_signals
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Mapping, Sequence
 
     from epp.config.schema import Config
@@ -52,6 +52,8 @@ _SWITCH_S = 0.001
 
 #: Keeps llm-d's flags apart from ours in a namespace.
 _DEST = "llm-d "
+#: Words that belong to no flag.
+_WORDS = f"{_DEST}words"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,6 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         elif flag.default == ():
             options |= {"action": "append"}
         group.add_argument(*names, **options)
+    parser.add_argument(_WORDS, nargs="*", help=argparse.SUPPRESS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,10 @@ def read_setup(arguments: argparse.Namespace, environment: Mapping[str, str]) ->
         ConfigError: naming the file or flag, the key and the fix of each error.
     """
     named = vars(arguments)
+    loose = [
+        f"{word!r} belongs to no flag and is not read, as in llm-d; a boolean's value follows '='"
+        for word in named[_WORDS]
+    ]
     given = {flag.name: value for flag in FLAGS if (value := named.get(_DEST + flag.name)) is not None}
     flags = (
         read_flags(given, beside_config=arguments.config is not None) if given or arguments.config else None
@@ -120,6 +127,8 @@ def read_setup(arguments: argparse.Namespace, environment: Mapping[str, str]) ->
         fix = "--config epp.yaml, or llm-d's flags: --pool-name or --endpoint-selector at least"
         raise ConfigError("command line", "", "no configuration", fix)
     if arguments.config is not None:
+        if loose:
+            raise ConfigError("command line", "", loose[0], "leave it out")
         path = arguments.config
         text = required_file(path, "see deploy/epp.example.yaml")
         config, errors = salvage_config(text, str(path), environment)
@@ -132,7 +141,7 @@ def read_setup(arguments: argparse.Namespace, environment: Mapping[str, str]) ->
         file = flags["config-file"]
         text = required_file(Path(file), "--config-file") if file else flags["config-text"].encode()
         found = translate(flags, text, environment, file or "--config-text")
-        setup = Setup(found.config, Path.cwd(), file or "command line", found.log, found.warnings)
+        setup = Setup(found.config, Path.cwd(), file or "command line", found.log, (*loose, *found.warnings))
     if arguments.log_format:
         setup = replace(setup, log=replace(setup.log, json=arguments.log_format == "json"))
     if arguments.log_level:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -30,6 +32,17 @@ def test_the_last_stage_builds_nothing_and_is_not_root() -> None:
     assert "USER 65532:65532" in last
     assert last[-1] == 'ENTRYPOINT ["epp", "serve"]'
     assert "EXPOSE 9002 9003 9090" in last
+
+
+def test_kserve_s_command_line_starts_the_picker() -> None:
+    assert "COPY --chmod=755 deploy/image/app-epp /app/epp" in STAGES[1]
+    # config/llmisvcconfig/config-llm-scheduler.yaml of kserve/kserve at aaac4e2, without TLS; a configuration stops it
+    words = ["--pool-name", "a-inference-pool", "--pool-namespace", "a", "--zap-encoder", "json", "--grpc-port", "9002",
+             "--grpc-health-port", "9003", "", "", "", "", "--config-text", "kind: Other"]  # fmt: skip
+    script = ROOT / "deploy" / "image" / "app-epp"
+    found = subprocess.run([sys.executable, script, *words], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr.startswith("epp: --config-text: ")
 
 
 def test_what_is_installed_is_pinned_and_comes_as_wheels() -> None:

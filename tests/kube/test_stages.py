@@ -34,7 +34,7 @@ async def test_the_guide_s_values_send_every_prompt_to_a_prefill_worker_first(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     require_envoy()
-    ours, _ = migrate({"guide.yaml": PARTED})
+    ours, _, _ = migrate({"guide.yaml": PARTED})
     match = ours["endpoints"]["matchLabels"]
     worker, decoder = Worker(role="prefill", answer=prefilled), Decoder(answer=decoded)
     decoder.open.set()

@@ -22,6 +22,9 @@ def test_every_flag_and_plugin_is_named() -> None:
 
 #: llm-d's flags and defaults, source [E]; "" for none.
 LLM_D = {
+    # of v0.9 alone
+    "model-server-metrics-scheme": "http", "model-server-metrics-path": "", "model-server-metrics-port": "0",
+    "model-server-metrics-https-insecure-skip-verify": "true",
     "grpc-port": "9002", "grpc-health-port": "9003", "metrics-port": "9090",
     "pool-name": "", "pool-namespace": "", "pool-group": "inference.networking.k8s.io",
     "endpoint-selector": "", "endpoint-target-ports": "",

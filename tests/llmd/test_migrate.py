@@ -63,12 +63,17 @@ def test_a_guide_s_values_become_ours_and_what_is_left_out_is_told(
         (tmp_path / name).write_text(text)
     assert main(["migrate", "llm-d", str(tmp_path / "base.yaml"), str(tmp_path / "guide.yaml")]) == 0
     out = capsys.readouterr().out
-    assert [line.split(": ")[1] for line in out.splitlines() if line.startswith("#")] == [
-        "epp.flags.secure-serving", "tracing", "modelServers.type",
+    assert [line.split(": ")[:2] for line in out.splitlines() if line.startswith("#")] == [
+        ["# left out", "epp.flags.secure-serving"], ["# left out", "tracing"],
+        ["# left out", "modelServers.type"], ["# changed", "token-producer"],
+        ["# changed", "epp.replicas"],
     ]  # fmt: skip
     ours = yaml.safe_load(out)
     config = ours.pop("endpointPickerConfig")
-    assert config["plugins"][-1] == {"type": "metrics-data-source", "parameters": {"path": "/m"}}
+    assert config["plugins"][-1] == {
+        "type": "metrics-data-source",
+        "parameters": {"scheme": "http", "path": "/m", "insecureSkipVerify": True},
+    }
     assert ours == {
         "endpoints": {"from": "inferencePool", "matchLabels": {"app": "qwen"}, "targetPorts": [8000, 8001]},
         "replicas": 2,
@@ -108,3 +113,56 @@ def test_a_check_says_of_each_what_becomes_of_it(tmp_path: Path, capsys: pytest.
         assert any(words in line for line in said), words
     assert main(["config", "check", str(tmp_path / "values.yaml"), str(tmp_path / "staged.yaml")]) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "0 accepted, 1 mapped, 1 refused"
+
+
+def test_values_without_plugins_stand_for_llm_ds_default(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "values.yaml").write_text("router: {modelServers: {matchLabels: {app: qwen}}}")
+    assert main(["config", "check", str(tmp_path / "values.yaml")]) == 0
+    assert capsys.readouterr().out.endswith("llm-d's default plugins: accepted, policy llm-d\n")
+    assert main(["migrate", "llm-d", str(tmp_path / "values.yaml")]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["endpoints"]["matchLabels"] == {"app": "qwen"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "successor"),
+    [
+        ("prefix-cache-scorer", {"hashBlockSize": 5}, "blockSizeTokens"),
+        ("pd-profile-handler", {"threshold": 0}, "nonCachedTokens of prefix-based-pd-decider"),
+        ("approx-prefix-cache-producer", {"blockSize": 64}, "blockSizeTokens"),
+        ("disagg-profile-handler", {"decodeProfile": "default"}, "profiles.decode"),
+    ],
+)
+def test_migration_names_the_successor_of_an_old_parameter(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, given: object, successor: str
+) -> None:
+    plugins = [{"type": kind, "parameters": given}, {"type": "queue-scorer"}]
+    config = {"apiVersion": "llm-d.ai/v1", "kind": "EndpointPickerConfig", "plugins": plugins}
+    config["schedulingProfiles"] = [{"name": "default", "plugins": [{"pluginRef": "queue-scorer"}]}]
+    epp = {"pluginsConfigFile": "a.yaml", "pluginsCustomConfig": {"a.yaml": yaml.safe_dump(config)}}
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump({"router": {"epp": epp}}))
+    main(["migrate", "llm-d", str(tmp_path / "values.yaml")])
+    assert successor in "".join(capsys.readouterr())
+
+
+def test_values_of_earlier_charts_are_told_where_they_stand_now(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "old.yaml").write_text("inferenceExtension: {replicas: 1}")
+    assert main(["migrate", "llm-d", str(tmp_path / "old.yaml")]) == 2
+    assert (
+        "inferenceExtension: of a chart before llm-d-router's (move it to router.epp"
+        in capsys.readouterr().err
+    )
+
+
+def test_standalone_values_tell_that_engines_are_not_scraped_over_tls(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = GUIDE.replace("{path: /m}", "{scheme: https}") + "  proxy: {enabled: true}\n"
+    (tmp_path / "values.yaml").write_text(
+        text.replace("httpRoute: {create: true, inferenceGatewayName: gateway}\n", "")
+    )
+    assert main(["migrate", "llm-d", str(tmp_path / "values.yaml")]) == 0
+    assert "# left out: metrics-data-source scheme" in capsys.readouterr().out

@@ -218,6 +218,39 @@ def test_data_sources_parsers_and_detectors() -> None:
     assert any("defaultEngine" in warning for warning in made.warnings)
 
 
+@pytest.mark.parametrize(
+    ("said", "tls", "insecure", "ca_file"),
+    [
+        ({"scheme": "https", "insecureSkipVerify": True}, True, True, ""),
+        ({"scheme": "https", "caCertPath": "/ca"}, True, True, ""),
+        ({"scheme": "https", "caCertPath": "/ca", "insecureSkipVerify": False}, True, False, "/ca"),
+        ({"path": "/m"}, False, False, ""),
+    ],
+)
+def test_engines_are_scraped_over_tls_as_the_data_source_says(
+    said: dict[str, object], tls: bool, insecure: bool, ca_file: str
+) -> None:
+    config = config_of([{"type": "metrics-data-source", "parameters": said}, {"type": "queue-scorer"}]).config
+    assert config.pool.kubernetes is not None
+    assert (config.pool.kubernetes.tls, config.scrape.insecure, config.scrape.ca_file) == (
+        tls,
+        insecure,
+        ca_file,
+    )
+
+
+@pytest.mark.parametrize(
+    ("order", "told"),
+    [
+        (("prefix-cache-affinity-filter", "decode-filter"), 1),
+        (("decode-filter", "prefix-cache-affinity-filter"), 0),
+    ],
+)
+def test_a_filter_of_labels_after_others_is_told_to_go_before_them(order: tuple[str, str], told: int) -> None:
+    made = config_of([{"type": kind} for kind in (*order, "queue-scorer")])
+    assert sum("decode-filter: asked for before" in warning for warning in made.warnings) == told
+
+
 def test_the_conformance_plugins_turn_the_switch() -> None:
     made = config_of([{"type": "header-based-testing-filter"}, {"type": "queue-scorer"}])
     assert made.config.protocol.conformance

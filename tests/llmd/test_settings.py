@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from epp.cli import build_parser
+from epp.cli import build_parser, run
 from epp.config.kubernetes import Kubernetes
 from epp.config.listen import ServerTls
 from epp.errors import ConfigError
+from epp.llmd.flags import as_pflag
 from epp.server.command import Setup, read_setup
 
 POOL = ("--pool-name", "vllm", "--pool-namespace", "serving")
 
 
 def setup(*words: str, **environment: str) -> Setup:
-    return read_setup(build_parser(("serve",)).parse_args(["serve", *words]), environment)
+    return read_setup(build_parser(("serve",)).parse_args(["serve", *as_pflag(words)]), environment)
 
 
 def test_llm_ds_defaults() -> None:
@@ -53,6 +54,13 @@ def test_llm_ds_defaults() -> None:
         (["--tracing"], lambda c: c.tracing),
         (["--refresh-metrics-interval=1s"], lambda c: c.scrape.interval_s == 1.0),
         (["--metrics-staleness-threshold=5s"], lambda c: c.scrape.stale_after_s == 5.0),
+        (["--model-server-metrics-path=/m"], lambda c: c.scrape.path == "/m" and not c.scrape.insecure),
+        (["--model-server-metrics-scheme=https"], lambda c: c.pool.kubernetes.tls and c.scrape.insecure),
+        (
+            ["--model-server-metrics-scheme=https", "--model-server-metrics-https-insecure-skip-verify=false"],
+            lambda c: c.pool.kubernetes.tls and not c.scrape.insecure,
+        ),
+        (["--model-server-metrics-port=0"], lambda c: not c.pool.kubernetes.tls),
         (["--drain-timeout=1m"], lambda c: c.drain_s == 60.0),
         (["--drain-timeout=1s"], lambda c: c.drain_accept_s == 0.5),
         (["--grpc-max-recv-msg-size=25MB"], lambda c: c.listen.max_receive_bytes == 25_000_000),
@@ -83,6 +91,10 @@ def test_pods_by_selector_without_a_pool() -> None:
     ("words", "says"),
     [
         (["--ha-enable-leader-election"], "every replica serves"),
+        (
+            ["--ha-enable-leader-election=false"],
+            "`nats.url` and `prefix.secret_file` of epp-settings join them",
+        ),
         (["--refresh-metrics-interval=50ms"], "raised to 200 ms"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
@@ -101,6 +113,8 @@ def test_flags_that_mean_something_else_are_told(words: list[str], says: str) ->
         (["--tls-cipher-suites=TLS_AES_128_GCM_SHA256"], "GRPC_SSL_CIPHER_SUITES"),
         (["--metrics-endpoint-auth=true"], "NetworkPolicy"),
         (["--metrics-client-ca-file=/ca"], "--metrics-cert-dir"),
+        (["--model-server-metrics-port=8001"], "serve metrics on the endpoint's port"),
+        (["--model-server-metrics-scheme=ftp"], "none of http, https"),
         (["--total-queued-requests-metric=x"], "recognised"),
         (["--config-file=a", "--config-text=b"], "one of them"),
         (["--endpoint-selector=app=x", "--endpoint-target-ports=1"], "both are given"),
@@ -134,3 +148,34 @@ def test_flags_that_are_refused_say_why(words: list[str], says: str) -> None:
 def test_the_form_of_the_log(words: list[str], level: str, json: bool, time: str) -> None:
     log = setup(*POOL, *words).log
     assert (log.level, log.json, log.time) == (level, json, time)
+
+
+@pytest.mark.parametrize(
+    ("words", "read"),
+    [
+        (["--emit-endpoint-scores", "", "--v", "3", ""], ["--emit-endpoint-scores=true", "--v=3"]),
+        (["-v", "3"], ["--v=3"]),
+        (["-v3", "-v=3"], ["-v3", "-v=3"]),
+        (["--pool-name", "--v"], ["--pool-name=--v"]),
+        (["--secure-serving", "false", "--v=3"], ["--secure-serving=true", "--v=3", "--", "false"]),
+        (["--v=3", "--", "--v=4"], ["--v=3", "--", "--v=4"]),
+        (["--pool-name"], ["--pool-name"]),
+    ],
+)
+def test_words_are_read_as_pflag_reads_them(words: list[str], read: list[str]) -> None:
+    assert as_pflag(words) == read
+
+
+def test_a_boolean_s_value_without_an_equals_sign_says_nothing_and_is_told() -> None:
+    made = setup(*POOL, "--secure-serving", "false", "")
+    assert made.config.listen.tls == ServerTls(self_signed=True), "as llm-d serves"
+    assert made.warnings[0].startswith("'false' belongs to no flag")
+    with pytest.raises(ConfigError, match="belongs to no flag"):
+        setup("--config=epp.yaml", "other.yaml")
+
+
+@pytest.mark.parametrize("words", [["-pool-name", "x"], ["--pool", "x"], ["--pool-name"], ["---v=4"]])
+def test_what_pflag_refuses_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run(["serve", *words])
+    assert words[0] in capsys.readouterr().err
