@@ -11,6 +11,7 @@ import pytest
 from epp.config.pool import EndpointSpec, roles_of
 from epp.console.explain import explained
 from epp.errors import NoEndpointError
+from epp.policies.registry import POLICIES
 from epp.records.schema import decision_of
 from epp.records.verify import verify
 from epp.request.disaggregation import worker_headers
@@ -230,13 +231,19 @@ def test_the_outcome_names_who_did_a_part_and_the_prefill_worker_learns_its_spee
     assert (rates.block() != before).any()
 
 
-def test_an_engine_that_cannot_prefill_always_gets_a_worker() -> None:
-    pool = [endpoint if endpoint.roles == PREFILL else replace(endpoint, prefills=False) for endpoint in POOL]
-    scheduler = build(pool)
-    assert {tuple(parts(scheduler.decide(asked(prompt=prompt_of(1)), 0.0, 0.0))) for _ in range(4)} == {
+@pytest.mark.parametrize("policy", [name for name, point in POLICIES.items() if point.load().pairs])
+def test_an_engine_that_cannot_prefill_always_gets_a_worker(policy: str) -> None:
+    pool = [
+        replace(
+            endpoint, prefills=endpoint.roles == PREFILL, labels={"llm-d.ai/role": next(iter(endpoint.roles))}
+        )
+        for endpoint in POOL
+    ]
+    scheduler = build(pool, policy)
+    assert {tuple(parts(scheduler.decide(long(seed), 0.0, 0.0))) for seed in range(4)} == {
         ("prefill", "decode")
     }
-    back = asked(prompt=prompt_of(2), came_s=1.0)
+    back = asked(prompt=prompt_of(5), came_s=1.0)
     assert "prefill" in parts(scheduler.decide(back, 0.0, 0.0))
 
 
