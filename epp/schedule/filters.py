@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from epp.errors import NoEndpointError
-from epp.policies.base import Policy
+from epp.policies.base import Need, Policy
 from epp.schedule.subset import hosts_of
 from epp.types import HELPERS, Role, answers
 
@@ -77,6 +77,7 @@ class _Static(Struct, frozen=True):
     found: Candidates
     context_tokens: Floats | None
     served_models: Mapping[int, str]  # by slot; empty when all call the model by its public name
+    cannot_prefill: frozenset[int]  # slots
 
 
 class Filters:
@@ -184,13 +185,16 @@ class Filters:
                 serve, no other may: they know nothing of that response.
             unknown: slots of peer regions that were silent for too long. They serve where no other may.
 
+        Endpoints that cannot prefill and that no worker fits serve where no other may, too.
+
         Raises:
             NoEndpointError: nobody is left; names the rule that removed the last one.
         """
         static = self._static(request)
         slots, context, served = static.found.slots, static.context_tokens, static.served_models
         asked_of_all = request.subset is None and holder is None
-        if context is None and asked_of_all and healthy is None and retry_after is None and not unknown:
+        free_of_masks = context is None and healthy is None and retry_after is None and not unknown
+        if asked_of_all and free_of_masks and not static.cannot_prefill:
             return static.found
         excluded = dict(static.found.excluded)
         if context is not None:
@@ -210,6 +214,12 @@ class Filters:
             slots = self._keep(slots, healthy[slots], "health", excluded, problem)
         if holder is not None and (is_holder := slots == holder).any():
             slots = self._keep(slots, is_holder, "stored-response", excluded)
+        helping = partial(self._helps, request, healthy, retry_after or {})
+        workers = {role: _filtered(known, helping) for role, known in static.found.workers.items()}
+        if static.cannot_prefill:
+            helped = self._helped(request, static.cannot_prefill, workers)
+            able = np.array([slot not in static.cannot_prefill or slot in helped for slot in slots.tolist()])
+            slots = self._keep(slots, able, "prefill", excluded) if able.any() else slots
         if unknown:
             known = np.array([slot not in unknown for slot in slots.tolist()], np.bool_)
             slots = self._keep(slots, known, "summary", excluded) if known.any() else slots
@@ -219,9 +229,9 @@ class Filters:
                 free = slots == min(slots.tolist(), key=retry_after.__getitem__)
             slots = self._keep(slots, free, "retry-after", excluded)
         names = tuple(served[slot] for slot in slots.tolist()) if served else ()
-        bound = static.found.bound or not asked_of_all or "context" in excluded
-        helping = partial(self._helps, request, healthy, retry_after or {})
-        workers = {role: _filtered(known, helping) for role, known in static.found.workers.items()}
+        bound = (
+            static.found.bound or not asked_of_all or not excluded.keys().isdisjoint(("context", "prefill"))
+        )
         return Candidates(slots, excluded, names, bound, _some(workers))
 
     def _helps(
@@ -235,6 +245,20 @@ class Filters:
             and (request.subset is None or endpoint.address in request.subset)
             and (endpoint.context_tokens or needed) >= needed
         )
+
+    def _helped(
+        self, request: RequestInfo, slots: Collection[int], workers: Mapping[Role, Slots]
+    ) -> set[int]:
+        """Find those of some slots that a worker fits; balanced requests get none."""
+        if request.opaque and Need.PROMPT in self._policy.needs:
+            return set()
+
+        def kind(slot: int) -> tuple[str, str, str]:
+            endpoint = self._pool[slot]
+            return endpoint.region, endpoint.revision, endpoint.served_name(request.model)
+
+        kinds = set(map(kind, workers[Role.PREFILL].tolist() if Role.PREFILL in workers else ()))
+        return {slot for slot in slots if kind(slot) in kinds}
 
     def _keep(
         self,
@@ -323,7 +347,8 @@ class Filters:
         )
         slots = np.array(list(left), np.intp)
         found = Candidates(slots, excluded, tuple(served.values()), bound, _some(workers))
-        return _Static(found, context, served)
+        cannot_prefill = frozenset(slot for slot, endpoint in left.items() if not endpoint.prefills)
+        return _Static(found, context, served, cannot_prefill)
 
 
 def _workers(roles: Mapping[int, frozenset[Role]]) -> dict[Role, Slots]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -245,6 +245,32 @@ def test_an_engine_that_cannot_prefill_always_gets_a_worker(policy: str) -> None
     }
     back = asked(prompt=prompt_of(5), came_s=1.0)
     assert "prefill" in parts(scheduler.decide(back, 0.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("worker", "policy", "fields"),
+    [
+        ({"region": "far"}, "gorgo-ms", {}),
+        ({"roles": frozenset()}, "gorgo-ms", {}),
+        ({"draining": True}, "gorgo-ms", {}),
+        ({}, "least-request", {}),
+        ({}, "gorgo-ms", {"opaque": True}),
+        ({}, "gorgo-ms", {"subset": ("d1:1", "d2:1")}),
+    ],
+)
+def test_an_engine_that_cannot_prefill_gets_nothing_without_a_worker_while_another_may(
+    worker: dict[str, Any], policy: str, fields: dict[str, Any]
+) -> None:
+    without = Endpoint("d1:1", roles=DECODE, prefills=False)
+    pool = [replace(Endpoint("p1:1", roles=PREFILL), **worker), without, Endpoint("d2:1", roles=DECODE)]
+    scheduler = build(pool, policy)
+    busy(scheduler, "d2:1")
+    found = [scheduler.decide(long(seed, **fields), 0.0, 0.0) for seed in range(4)]
+    assert "d1:1" not in {decision.endpoint for decision in found}
+    assert {decision.excluded["prefill"] for decision in found} == {("d1:1",)}
+    assert all(decision.bound for decision in found), "nor does Envoy send it there"
+    alone = build([pool[0], without], policy).decide(long(**fields), 0.0, 0.0)
+    assert alone.endpoint in {"d1:1", "p1:1"}, "it serves where no other may"
 
 
 def test_what_failed_by_parts_is_served_whole() -> None:
