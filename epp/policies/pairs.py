@@ -62,13 +62,14 @@ def fits(workers: Snapshot, endpoints: Snapshot) -> Flags:
     def numbered(keys: Iterable[object]) -> Rows:
         return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.intp)
 
-    alike = numbered(_groups(workers))[:, None] == numbered(_groups(endpoints))
+    alike = numbered(groups_of(workers))[:, None] == numbered(groups_of(endpoints))
     others = numbered(workers.endpoints)[:, None] != numbered(endpoints.endpoints)
     fit: Flags = np.logical_and(alike, others)
     return fit
 
 
-def _groups(seen: Snapshot) -> Iterable[tuple[str, ...]]:
+def groups_of(seen: Snapshot) -> Iterable[tuple[str, str, str]]:
+    """Tell each endpoint's region, revision and name of the model; the parts of a request are done in one."""
     models, revisions = (names or ("",) * len(seen) for names in (seen.models, seen.revisions))
     return zip(seen.regions, revisions, models, strict=True)
 

@@ -36,7 +36,8 @@ class Candidates(Struct, frozen=True):
         excluded: addresses removed, by rule.
         served_models: what each one's engine calls the model; empty when all of them call it by its public
             name.
-        bound: another endpoint of the pool might answer wrongly: with another model, or where it may not.
+        bound: another endpoint of the pool might answer wrongly: with another model, where it may not, or
+            without what a worker did.
         workers: who may do a part of the request for these, by role.
     """
 
@@ -342,7 +343,7 @@ class Filters:
         context = None
         if limits.count(None) < len(limits):
             context = np.array([np.inf if limit is None else limit for limit in limits])
-        bound = bool(excluded.keys() - {"draining"}) or (
+        bound = bool(excluded.keys() - {"draining"} or _some(workers)) or (
             bool(model) and any(endpoint.models for endpoint in left.values())
         )
         slots = np.array(list(left), np.intp)

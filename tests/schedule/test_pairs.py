@@ -161,6 +161,34 @@ def test_revisions_are_not_mixed_in_a_pair() -> None:
     assert {"prefill": "p1:1", "decode": "d1:1"} not in found
 
 
+def test_who_may_answer_instead_fits_the_same_worker() -> None:
+    pool = [
+        Endpoint("p1:1", roles=PREFILL, region="a"),
+        Endpoint("far:1", roles=DECODE, region="b"),
+        *(Endpoint(f"d{number}:1", roles=DECODE, region="a") for number in (1, 2)),
+        Endpoint("old:1", roles=DECODE, region="a", labels={REVISION_LABEL: "old"}),
+        Endpoint("both:1", roles=PREFILL | DECODE, region="a"),
+    ]
+    scheduler = build(pool)
+    for _, endpoint in scheduler.datastore.members[1:]:
+        busy(scheduler, endpoint.address, 9 if endpoint.address[0] == "d" else 60)
+    decision = scheduler.decide(long(), 0.0, 0.0)
+    names = decision.destination.split(",")
+    assert parts(decision) == {"prefill": "p1:1", "decode": names[0]}
+    assert sorted(names) == ["both:1", "d1:1", "d2:1"]
+    verdict = verify([json.loads(json.dumps(to_record(decision)))])
+    assert (verdict.identical, verdict.differences) == (1, [])
+
+
+def test_who_may_answer_instead_of_one_endpoint_can_prefill() -> None:
+    pool = [*POOL, Endpoint("sg:1", roles=DECODE, prefills=False)]
+    scheduler = build(pool)
+    scheduler.decide(long(), 0.0, 0.0)
+    decision = scheduler.decide(long(), 0.0, 0.0)
+    assert parts(decision).keys() == {"whole"}
+    assert sorted(decision.destination.split(",")) == ["d1:1", "d2:1"]
+
+
 def test_media_go_to_an_encoder_and_text_does_not() -> None:
     scheduler = build([*POOL, Endpoint("e1:1", roles=ENCODE)])
     assert "encode" not in parts(scheduler.decide(long(), 0.0, 0.0))
