@@ -6,11 +6,13 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from epp.config.pool import EndpointSpec, roles_of
 from epp.console.explain import explained
 from epp.errors import NoEndpointError
+from epp.policies.pairs import MOST, Prefills, pairs_of
 from epp.policies.registry import POLICIES
 from epp.records.schema import decision_of
 from epp.records.verify import verify
@@ -187,6 +189,32 @@ def test_who_may_answer_instead_of_one_endpoint_can_prefill() -> None:
     decision = scheduler.decide(long(), 0.0, 0.0)
     assert parts(decision).keys() == {"whole"}
     assert sorted(decision.destination.split(",")) == ["d1:1", "d2:1"]
+
+
+def test_of_many_workers_the_soonest_of_each_kind_are_priced() -> None:
+    kinds = {name: {REVISION_LABEL: name} for name in ("a", "b")}
+    pool = [
+        Endpoint(f"{role.value}-{name}-{number}:1", roles=frozenset({role}), labels=labels)
+        for name, labels in kinds.items()
+        for role in (Role.PREFILL, Role.DECODE)
+        for number in range(50 if role is Role.PREFILL else 2)
+    ]
+    scheduler = build(pool)
+    ledger = scheduler.datastore.ledger
+    for slot, endpoint in scheduler.datastore.members:
+        if endpoint.roles == DECODE:
+            busy(scheduler, endpoint.address, 20)
+        elif not endpoint.address.endswith("-49:1"):
+            ledger.reserve(endpoint.address, slot, 9000, 9000, 0.0)
+    request = long()
+    seen = scheduler.measure(request, scheduler.locate(request, 0.0), 0.0).seen
+    workers = seen.workers[Role.PREFILL]
+    wait = workers.pending_uncached_tokens
+    zero = np.zeros(len(workers))
+    pairs = pairs_of(workers, seen, Prefills(zero, wait, zero, zero), np.zeros(len(seen)), 0.5)
+    assert pairs.fit.shape == (2 * MOST, len(seen))
+    decision = scheduler.decide(request, 0.0, 0.0)
+    assert parts(decision)["prefill"].endswith("-49:1")
 
 
 def test_media_go_to_an_encoder_and_text_does_not() -> None:
