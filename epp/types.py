@@ -95,6 +95,10 @@ class Role(StrEnum):
 
 #: Roles of those who do a part for the endpoint that answers, in the order in which they do it.
 HELPERS = (Role.ENCODE, Role.PREFILL)
+#: Request headers that name them, as llm-d's sidecar reads them.
+WORKER_HEADERS = {Role.PREFILL: "x-prefiller-host-port", Role.ENCODE: "x-encoder-hosts-ports"}
+#: By which it sends a request to another engine.
+RANK_HEADER = "x-data-parallel-host-port"
 #: Those that prefill.
 PREFILLING = frozenset({Role.WHOLE, Role.PREFILL})
 

@@ -18,6 +18,7 @@ from epp.config.load import salvage_files
 from epp.envoy.render import render, render_relay, write
 from epp.envoy.settings import MESSAGE_TIMEOUT_MS, EnvoySettings, TlsFiles, Variant
 from epp.errors import ConfigError, gather, raise_all
+from epp.policies.registry import create
 from epp.types import answers
 
 if TYPE_CHECKING:
@@ -257,7 +258,7 @@ def _configured(config_file: Path, variant: str, region: str, *, entry: bool) ->
         _check_renderable(config, variant, str(config_file))
     raise_all(errors)
     base = config_file.resolve().parent
-    settings = settings_from_config(config, (spec.endpoint() for spec in pool.values()))
+    settings = settings_from_config(config, (spec.endpoint() for spec in pool.values()), str(config_file))
     if config.scrape.ca_file:
         settings = replace(settings, upstream_ca_file=str(base / config.scrape.ca_file))
     if entry or region:
@@ -293,19 +294,31 @@ def _version(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def settings_from_config(config: Config, endpoints: Iterable[Endpoint]) -> EnvoySettings:
+def settings_from_config(
+    config: Config, endpoints: Iterable[Endpoint], source: str = "<configuration>"
+) -> EnvoySettings:
     """What the picker's own configuration says about the Envoy in front of it.
 
     A wildcard listener is reached over loopback. Envoy waits longer where a tokenizer may count longer: a
     pick that comes too late is lost. With TLS on the gRPC side the picker's certificate is trusted as its own
-    authority, which is right for a self-signed one.
+    authority, which is right for a self-signed one. Endpoints that answer no requests by the policy are left
+    out.
+
+    Args:
+        config: the configuration.
+        endpoints: of its pool.
+        source: file that it is from, for the error.
+
+    Raises:
+        ConfigError: the policy or a parameter of it is unknown or refused.
     """
     host, port = split_address(config.listen.grpc)
     tls, first_token, tls_there = config.listen.tls, config.listen.first_token, config.listen.first_token_tls
     by_socket = first_token.startswith(UNIX)
+    policy = create(config.policy.name, config.policy.params, source=source)
     there, first_token_port = split_address(first_token) if first_token and not by_socket else ("", 0)
     return EnvoySettings(
-        endpoints=tuple(endpoint for endpoint in endpoints if answers(endpoint.roles)),
+        endpoints=tuple(endpoint for endpoint in endpoints if answers(policy.roles(endpoint))),
         message_timeout_ms=max(MESSAGE_TIMEOUT_MS, math.ceil(config.tokens.budget_ms) + _BESIDE_COUNT_MS),
         queue_wait_s=config.queue.longest_s,
         queue_requests=config.queue.max_requests,

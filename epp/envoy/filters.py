@@ -12,6 +12,7 @@ from epp.config.section import MAX_MODEL_WAIT_S
 from epp.envoy import messages as api
 from epp.envoy.clusters import DESTINATION_NAMESPACE, PICKER
 from epp.envoy.settings import EnvoySettings, Variant
+from epp.types import RANK_HEADER, WORKER_HEADERS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,10 +21,17 @@ EXT_PROC = "envoy.filters.http.ext_proc"
 DECISION_NAMESPACE = "epp"
 """Dynamic metadata of ours: the decision id, to join reports."""
 
-RESERVED_PREFIXES = ("x-gateway-destination-endpoint", "x-envoy-", "x-epp-decision-id")
+RESERVED_PREFIXES = (
+    "x-gateway-destination-endpoint",
+    "x-envoy-",
+    "x-epp-decision-id",
+    *WORKER_HEADERS.values(),
+    RANK_HEADER,
+)
 """Names that only the picker and Envoy may set: destination, its subset, what served; Envoy's own, with
-which a client it takes for internal could set timeouts, retries or an original destination; and a decision's
-id, which upstreams may log."""
+which a client it takes for internal could set timeouts, retries or an original destination; a decision's id,
+which upstreams may log; and whom sidecars ask, also while no picker removes them. A rank without its address
+is left to engines that have several."""
 
 
 def early_mutations(

@@ -206,10 +206,10 @@ class PoolFeed:
         self._lists.changed(self._scheduler.filters.serves)
 
     def _told_role(self, slot: int, sample: EngineSample, now_s: float) -> None:  # noqa: ARG002 - a listener
-        """Take an engine's word for its role, where the pool says none."""
-        address = self._scheduler.datastore.address_of(slot) or ""
-        if address in self._specs and self._roles.get(address, "") != sample.role:
-            self._roles[address] = sample.role
+        """Take an engine's word for its role, where the pool says none; a sample without one says nothing."""
+        address, told = self._scheduler.datastore.address_of(slot) or "", sample.role
+        if told and address in self._specs and roles_of(told) != roles_of(self._roles.get(address, "")):
+            self._roles[address] = told
             self._offer()
             self._tell_envoy()
 

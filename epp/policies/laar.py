@@ -102,7 +102,7 @@ class Laar(GorgoMs):
     weight_specs = {
         **GorgoMs.weight_specs,
         # A retry meets no conversation that its prefill could be kept for, so that a prefill is worth its
-        # own time. Chosen on draws of docs/laar.md that are not reported on.
+        # own time.
         "prefill_weight": GorgoMs.weight_specs["prefill_weight"]._replace(default=1.0),
         "waiting_weight": GorgoMs.weight_specs["waiting_weight"]._replace(default=6.0),
         "stall_weight": GorgoMs.weight_specs["stall_weight"]._replace(default=1.0),

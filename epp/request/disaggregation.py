@@ -9,17 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from epp.types import Role
+from epp.types import RANK_HEADER, WORKER_HEADERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from epp.schedule.decision import Decision
 
-#: Request headers of workers, by their role.
-HEADERS = {Role.PREFILL: "x-prefiller-host-port", Role.ENCODE: "x-encoder-hosts-ports"}
 #: Request headers that clients may not send to engines that are told of workers.
-STRIPPED = frozenset({*HEADERS.values(), "x-data-parallel-host-port", "x-data-parallel-rank"})
+STRIPPED = frozenset({*WORKER_HEADERS.values(), RANK_HEADER, "x-data-parallel-rank"})
 
 
 def worker_headers(decision: Decision, known_as: Callable[[str], str]) -> dict[str, str]:
@@ -31,6 +29,6 @@ def worker_headers(decision: Decision, known_as: Callable[[str], str]) -> dict[s
     """
     return {
         header: ",".join(known_as(decision.address(leg)) for leg in decision.legs if leg.role is role)
-        for role, header in HEADERS.items()
+        for role, header in WORKER_HEADERS.items()
         if any(leg.role is role for leg in decision.legs)
     }

@@ -72,6 +72,8 @@ IN_TRANSIT_S = 0.5
 #: An endpoint, and whether a request failed there.
 _Verdict = tuple[str, bool]
 _EMPTY = "an empty answer"
+#: How an attempt ends whose request comes back.
+_PUT_BACK = "put-back"
 #: Of a request that says nothing of anybody, and of one that Envoy has reported.
 _NOTHING, _REPORTED = ("", False), ("reported", False)
 _T = TypeVar("_T")
@@ -179,7 +181,7 @@ class Outcomes:
         request, ended = scheduler.request_of(decision_id), self._waiting.get(decision_id)
         ended = ended or scheduler.end(decision_id, "", now_s, report_follows=True)
         if ended is not None:
-            self._waiting[decision_id] = replace(ended, cause="put-back", status=status)
+            self._waiting[decision_id] = replace(ended, cause=_PUT_BACK, status=status)
             self.answered(decision_id, ended.at_fault, status, retry_after)
             self._settle(decision_id)
         return request
@@ -399,10 +401,13 @@ class Outcomes:
             )
 
     def _count_parts(self, outcome: Outcome | None, where: str, failed: bool, how: str) -> None:
-        """Count an answer for its endpoint and those who did a part of it; of these alone where it failed."""
+        """Count an answer for its endpoint and those who did a part of it.
+
+        A failure counts for these alone where the request comes back: it then shows whose it was.
+        """
         now_s, datastore = self._clock.mono_s(), self._scheduler.datastore
         workers = outcome.workers.values() if outcome is not None and where == outcome.where else ()
-        if not failed or not workers:
+        if not (failed and workers and outcome is not None and outcome.cause == _PUT_BACK):
             self._count(where, failed, how, now_s)
         for worker in workers:
             self._count(worker, failed, how, now_s)

@@ -94,7 +94,7 @@ class Filters:
         self._hosts: Hosts = {}
         #: Whether the model or the length of a request can matter.
         self.names_models = False
-        #: Whether an endpoint is there for a part of requests alone.
+        #: Whether endpoints have roles, or the policy has some do a part of requests for others.
         self.has_roles = False
         #: What a request is for that names no model: the only one of the pool, adapters aside; ``""`` where
         #: an endpoint serves any, None where there are several.
@@ -111,7 +111,10 @@ class Filters:
         """Take the pool as (slot, endpoint) pairs, in order."""
         self._pool = dict(endpoints)
         self._hosts = hosts_of(endpoint.address for endpoint in self._pool.values())
-        self.has_roles = any(endpoint.roles for endpoint in self._pool.values())
+        self.has_roles = any(
+            endpoint.roles or self._policy.roles(endpoint).intersection(HELPERS)
+            for endpoint in self._pool.values()
+        )
         self.names_models = any(
             endpoint.models or endpoint.context_tokens is not None for endpoint in self._pool.values()
         )
@@ -186,8 +189,6 @@ class Filters:
                 serve, no other may: they know nothing of that response.
             unknown: slots of peer regions that were silent for too long. They serve where no other may.
 
-        Endpoints that cannot prefill and that no worker fits serve where no other may, too.
-
         Raises:
             NoEndpointError: nobody is left; names the rule that removed the last one.
         """
@@ -217,22 +218,17 @@ class Filters:
             slots = self._keep(slots, is_holder, "stored-response", excluded)
         helping = partial(self._helps, request, healthy, retry_after or {})
         workers = {role: _filtered(known, helping) for role, known in static.found.workers.items()}
-        if static.cannot_prefill:
-            helped = self._helped(request, static.cannot_prefill, workers)
-            able = np.array([slot not in static.cannot_prefill or slot in helped for slot in slots.tolist()])
-            slots = self._keep(slots, able, "prefill", excluded) if able.any() else slots
-        if unknown:
-            known = np.array([slot not in unknown for slot in slots.tolist()], np.bool_)
-            slots = self._keep(slots, known, "summary", excluded) if known.any() else slots
+        helpless = self._helpless(request, static.cannot_prefill, workers)
+        for rule, avoided in (("prefill", helpless), ("summary", unknown)):
+            if avoided and (mask := np.array([slot not in avoided for slot in slots.tolist()])).any():
+                slots = self._keep(slots, mask, rule, excluded)
         if retry_after is not None:
             free = np.array([slot not in retry_after for slot in slots.tolist()])
             if not free.any():
                 free = slots == min(slots.tolist(), key=retry_after.__getitem__)
             slots = self._keep(slots, free, "retry-after", excluded)
         names = tuple(served[slot] for slot in slots.tolist()) if served else ()
-        bound = (
-            static.found.bound or not asked_of_all or not excluded.keys().isdisjoint(("context", "prefill"))
-        )
+        bound = static.found.bound or not asked_of_all or bool(excluded.keys() & {"context", "prefill"})
         return Candidates(slots, excluded, names, bound, _some(workers))
 
     def _helps(
@@ -247,19 +243,22 @@ class Filters:
             and (endpoint.context_tokens or needed) >= needed
         )
 
-    def _helped(
-        self, request: RequestInfo, slots: Collection[int], workers: Mapping[Role, Slots]
-    ) -> set[int]:
-        """Find those of some slots that a worker fits; balanced requests get none."""
-        if request.opaque and Need.PROMPT in self._policy.needs:
-            return set()
+    def _helpless(
+        self, request: RequestInfo, cannot_prefill: Collection[int], workers: Mapping[Role, Slots]
+    ) -> Collection[int]:
+        """Find those that no worker fits, of those that cannot prefill: they serve where no other may.
+
+        Balanced requests get no worker.
+        """
+        if not cannot_prefill or (request.opaque and Need.PROMPT in self._policy.needs):
+            return cannot_prefill
 
         def kind(slot: int) -> tuple[str, str, str]:
             endpoint = self._pool[slot]
             return endpoint.region, endpoint.revision, endpoint.served_name(request.model)
 
         kinds = set(map(kind, workers[Role.PREFILL].tolist() if Role.PREFILL in workers else ()))
-        return {slot for slot in slots if kind(slot) in kinds}
+        return {slot for slot in cannot_prefill if kind(slot) not in kinds}
 
     def _keep(
         self,
@@ -343,9 +342,8 @@ class Filters:
         context = None
         if limits.count(None) < len(limits):
             context = np.array([np.inf if limit is None else limit for limit in limits])
-        bound = bool(excluded.keys() - {"draining"} or _some(workers)) or (
-            bool(model) and any(endpoint.models for endpoint in left.values())
-        )
+        named = bool(model) and any(endpoint.models for endpoint in left.values())
+        bound = named or bool(excluded.keys() - {"draining"} or _some(workers))
         slots = np.array(list(left), np.intp)
         found = Candidates(slots, excluded, tuple(served.values()), bound, _some(workers))
         cannot_prefill = frozenset(slot for slot, endpoint in left.items() if not endpoint.prefills)

@@ -248,6 +248,16 @@ def mean_text(values: Floats, form: str, scale: Callable[[Floats], Floats] = np.
     return f"{mean:{form}} [{low:{form}}, {high:{form}}]"
 
 
+def _kept(name: str) -> Path:
+    """Return the file of an experiment's runs, unless the command names another."""
+    return Path("build", "lab", f"{name}.jsonl")
+
+
+def _minutes(runs: Sequence[CellRun]) -> float:
+    """Add up the CPU time that runs took."""
+    return sum(run.cpu_s for run in runs) / 60
+
+
 def names() -> list[str]:
     """List the experiments: a module each."""
     return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(experiments.__path__))
@@ -273,7 +283,10 @@ def run(arguments: argparse.Namespace) -> int:
         for name in names():
             experiment = find(name)
             print(f"{name:<18}{experiment.minutes:>6g} min  {experiment.question}")
-        print("Minutes of one core, about; --jobs N shares them among N. Runs are kept: a stop loses one.")
+            if kept := read_kept(_kept(name)):
+                print(f"{'':<18}{_minutes(kept):>6.1f} min  measured here, for the {len(kept)} runs kept")
+        print("Minutes of one core, about, unless measured here; --jobs N shares them among N.")
+        print("Runs are kept: a stop loses one.")
         return 0
     return main(arguments.name, find(arguments.name), arguments.options)
 
@@ -285,21 +298,21 @@ def main(name: str, experiment: Experiment, argv: Sequence[str]) -> int:
     parser.add_argument(
         "--seeds", type=number_from(1), default=experiment.seeds, help="how many (%(default)s)"
     )
-    parser.add_argument("--from-seed", type=int, default=0, metavar="N", help="the first one (%(default)s)")
+    parser.add_argument("--first-seed", type=int, default=0, metavar="N", help="(%(default)s)")
     parser.add_argument("--jobs", type=int, default=1, help="processes (%(default)s)")
-    kept = Path("build", "lab", f"{name}.jsonl")
-    parser.add_argument("--kept", type=Path, default=kept, metavar="FILE", help="kept runs (%(default)s)")
+    parser.add_argument(
+        "--kept", type=Path, default=_kept(name), metavar="FILE", help="kept runs (%(default)s)"
+    )
     for flag, known in (("cells", experiment.cells), ("entries", experiment.entries)):
-        said = ", ".join(known).replace("%", "%%")
-        parser.add_argument(
-            f"--{flag}", type=listed(known), default=(), metavar="NAMES", help=f"by commas: {said}"
-        )
+        numbered = "; ".join(f"{number} {name}" for number, name in enumerate(known, 1)).replace("%", "%%")
+        said = f"by commas; numbers, or names, which take double quotes where they have commas: {numbered}"
+        parser.add_argument(f"--{flag}", type=listed(known), default=(), metavar="NAMES", help=said)
     if experiment.takes_fleet:
         parser.add_argument("--fleet", required=True, metavar="FILE", help="as `epp lab calibrate` wrote it")
     arguments = parser.parse_args(argv)
     if experiment.takes_fleet:
         experiment = replace(experiment, run=partial(experiment.run, fleet=arguments.fleet))
-    seeds = range(arguments.from_seed, arguments.from_seed + arguments.seeds)
+    seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     runs = execute(
         experiment,
         seeds=seeds,
@@ -309,12 +322,11 @@ def main(name: str, experiment: Experiment, argv: Sequence[str]) -> int:
         entries=arguments.entries,
     )
     print(f"{experiment.question}\n\n    epp lab experiments {shlex.join([name, *argv])}\n")
-    minutes = sum(run.cpu_s for run in runs) / 60
     # Kept runs may be older: each names its commit.
     commits = ", ".join(sorted({run.commit for run in runs}))
     made = origin() | {"commit": commits}
     print(f"version {made['version']}, commit {commits}, {made['date']}")
-    print(f"seeds {seeds[0]} to {seeds[-1]}; {minutes:.1f} min of CPU\n")
+    print(f"seeds {seeds[0]} to {seeds[-1]}; {_minutes(runs):.1f} min of CPU\n")
     text = table(experiment, runs)
     if experiment.summary:
         text += f"\n\n{experiment.summary(runs)}"

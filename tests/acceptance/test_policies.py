@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 POLICIES = [
+    "decode-first",
     "dynamo",
     "gorgo",
     "gorgo-ms",
@@ -28,6 +29,7 @@ POLICIES = [
     "llm-d",
     "llm-d-profile",
     "llm-d-profiles",
+    "llm-d-stages",
     "lmetric",
     "local-first",
     "lodestar",

@@ -11,7 +11,7 @@ import yaml
 from epp.cli import main
 from epp.config.eds import REPLICAS
 from epp.config.listen import Listen
-from epp.config.schema import Config, QueueSection
+from epp.config.schema import Config, PolicySection, QueueSection
 from epp.envoy.bootstrap import bootstrap, tree_of
 from epp.envoy.clusters import PICKER
 from epp.envoy.command import settings_from_config
@@ -21,7 +21,7 @@ from epp.envoy.process import find_envoy, version_of
 from epp.envoy.render import render
 from epp.envoy.settings import FULL_FEATURED, EnvoySettings, TlsFiles, Variant
 from epp.errors import ConfigError
-from epp.types import Endpoint
+from epp.types import Endpoint, Role
 from tests.kit.certificates import self_signed
 from tests.kit.envoy import accepted, require_envoy, require_version
 
@@ -167,6 +167,13 @@ def test_the_usual_envoy_is_that_of_the_usual_configuration() -> None:
     """And so is filled in, not rendered."""
     usual = EnvoySettings(endpoints=(), first_token_host="127.0.0.1")
     assert settings_from_config(Config(), ()) == usual
+
+
+@pytest.mark.parametrize(("policy", "known"), [("gorgo-ms", 1), ("llm-d-profile", 2)])
+def test_an_envoy_knows_those_that_answer_by_the_policy(policy: str, known: int) -> None:
+    pool = [Endpoint("10.0.0.1:1", roles=frozenset({Role.PREFILL})), Endpoint("10.0.0.2:1")]
+    settings = settings_from_config(Config(policy=PolicySection(name=policy)), pool)
+    assert list(settings.endpoints) == pool[-known:]
 
 
 @pytest.mark.parametrize(("max_requests", "wanted"), [(5_000, 10_000), (20_000, 40_000)])

@@ -57,6 +57,14 @@ async def test_forged_headers_never_choose_while_the_picker_is_alive(rig: Rig) -
     assert "x-envoy-original-dst-host" not in seen
 
 
+async def test_envoy_itself_lets_no_client_name_workers(rig: Rig) -> None:
+    """The kit's picker removes nothing."""
+    named = ("x-prefiller-host-port", "X-Encoder-Hosts-Ports", "x-data-parallel-host-port")
+    rig.picker.destination = rig.addresses[0]
+    assert (await rig.ask(headers=dict.fromkeys(named, rig.addresses[1]))).status == 200
+    assert not rig.replicas[0].headers[-1].keys() & {name.lower() for name in named}
+
+
 async def test_unknown_destinations_are_passed_over_or_refused(rig: Rig) -> None:
     rig.picker.destination = f"127.0.0.1:1,{rig.addresses[1]}"
     answer = await rig.ask()

@@ -6,10 +6,11 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from epp.cli import main as cli
-from epp_lab.experiment import Experiment, execute, find, main, names, read_kept, table
+from epp_lab.experiment import CellRun, Experiment, execute, find, main, names, read_kept, table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,16 +88,51 @@ def test_the_command_prints_question_and_table(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_seeds_may_begin_later(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--seeds", "2", "--from-seed", "7", "--cells", "huge", "--kept", str(tmp_path / "runs")]
+    words = ["--seeds", "2", "--first-seed", "7", "--cells", "huge", "--kept", str(tmp_path / "runs")]
     assert main("try", EXPERIMENT, words) == 0
     assert "seeds 7 to 8;" in capsys.readouterr().out
     assert {run.seed for run in read_kept(tmp_path / "runs")} == {7, 8}
 
 
-def test_the_list_says_how_long_each_experiment_takes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cells_and_entries_go_by_number_or_by_quoted_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    experiment = replace(EXPERIMENT, cells=("near", "one, far", "2"), entries=("old", "new"))
+    kept = tmp_path / "runs"
+    words = ["--seeds", "1", "--kept", str(kept), "--cells", '"one, far",2,1', "--entries", "2"]
+    assert main("try", experiment, words) == 0
+    # "2" is the name of a cell, and the number of an entry.
+    assert [run.key for run in read_kept(kept)] == [
+        ("one, far", "new", 0), ("2", "new", 0), ("near", "new", 0)
+    ]  # fmt: skip
+    with pytest.raises(SystemExit):
+        main("try", experiment, ["--help"])
+    assert "1 near; 2 one, far; 3 2" in " ".join(capsys.readouterr().out.split())
+    for wrong in ("4", "0", "", "one"):
+        with pytest.raises(SystemExit):
+            main("try", experiment, ["--cells", wrong])
+        assert f"{wrong!r} is none of near, one, far, 2" in capsys.readouterr().err
+
+
+def test_the_list_says_how_long_each_experiment_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     assert cli(["lab", "experiments", "--list"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[:-1]] == names()
-    for line in lines[:-1]:
+    lines = capsys.readouterr().out.splitlines()[:-2]
+    assert [line.split()[0] for line in lines] == names()
+    for line in lines:
         assert float(line.split()[1]) > 0, line
         assert line.endswith(find(line.split()[0]).question)
+
+
+def test_the_list_tells_what_kept_runs_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs = [CellRun("near", "old", seed, "abc", {}, cpu_s=45.0) for seed in range(2)]
+    kept = tmp_path / "build" / "lab" / "wan.jsonl"
+    kept.parent.mkdir(parents=True)
+    kept.write_bytes(b"".join(msgspec.json.encode(run) + b"\n" for run in runs))
+    assert cli(["lab", "experiments", "--list"]) == 0
+    assert "1.5 min  measured here, for the 2 runs kept" in capsys.readouterr().out

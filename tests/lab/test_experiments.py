@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from epp.policies.lodestar import Lodestar
+from epp.policies.registry import create
 from epp_lab import conditions
 from epp_lab.compare.learned import LEARNERS
 from epp_lab.experiment import CellRun, Experiment, execute
@@ -93,6 +95,22 @@ def test_an_experiment_runs_and_names_each_of_its_figures(
         assert not math.isnan(run.value([*found.measures, *run.figures][0])), run.entry
 
 
+def test_lodestars_ablations_leave_out_what_they_name() -> None:
+    usual, linear, new = (
+        lodestar.settings_of(entry)
+        for entry in (
+            lodestar.ENTRIES["lodestar"],
+            lodestar.ABLATIONS["linear model"],
+            lodestar.ABLATIONS["new samples alone"],
+        )
+    )
+    assert linear.network == msgspec.structs.replace(usual.network, hidden=())
+    assert new.data == msgspec.structs.replace(usual.data, replay=0)
+    unfiltered = create("lodestar", lodestar.ABLATIONS["no K-filter"].params)
+    assert isinstance(unfiltered, Lodestar)
+    assert unfiltered.kv_saturated == 1.0
+
+
 def test_laars_gains_and_figures_are_of_its_runs() -> None:
     seconds = {
         "laar": 1.0,
@@ -129,4 +147,7 @@ def test_the_cross_region_papers_tables_in_direction() -> None:
     # Nine requests at one replica decode at 16 ms: who keeps them there answers first and ends last.
     assert max(last, key=last.__getitem__) == "gorgo-proxy"
     assert runs["gorgo-proxy"]["ITL p50 ms"] == pytest.approx(16.1, abs=0.7)
+    # With a picker in each region, what the first has no room for is forwarded.
+    assert 0.3 < runs["local-first"]["local share"] < 1.0
+    assert runs["local-first"]["E2E p50 s"] < runs["nearest"]["E2E p50 s"]
     assert runs["least-load"]["ITL p50 ms"] == pytest.approx(12.5, abs=0.7)

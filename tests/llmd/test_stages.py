@@ -14,8 +14,11 @@ from epp.llmd.policies.stages import Always, LlmDStages, Uncached, WithMedia
 from epp.llmd.settings import translate
 from epp.policies.registry import create
 from epp.types import Endpoint, Role
+from tests.kit.apps import app_of, ask
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from epp.config.schema import Config
 
 PROFILES = {
@@ -119,3 +122,16 @@ def test_one_line_lets_our_policy_choose_all_at_once() -> None:
 def test_what_a_handler_cannot_mean_is_refused(handler: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         read(handler)
+
+
+def test_stages_by_any_label_let_no_client_name_workers(tmp_path: Path) -> None:
+    parts = {
+        role: {"profile": {"filters": {"part": {"type": "by-label", "label": "part", "validValues": [role]}}}}
+        for role in ("prefill", "decode")
+    }
+    app = app_of(tmp_path, policy={"name": "llm-d-stages", "params": {"stages": parts}})
+    pool = [Endpoint("a:1", labels={"part": "prefill"}), Endpoint("b:1", labels={"part": "decode"})]
+    app.scheduler.set_pool(pool, 0.0)
+    pick = ask(app, x_encoder_hosts_ports="c:1").pick
+    assert pick.set_headers["x-prefiller-host-port"] == "a:1"
+    assert "x-encoder-hosts-ports" in pick.remove_headers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 import pytest_asyncio
@@ -13,6 +14,8 @@ from epp.config.pool import EndpointSpec
 from epp.feeds import pool
 from epp.feeds.poll import target_of
 from epp.ops.doctor.command import load
+from epp.signals.metrics_text import EngineSample
+from epp.types import Role
 from tests.kit.apps import app_of
 from tests.kit.shown import shown
 from tests.kit.waiting import until
@@ -206,3 +209,20 @@ async def test_the_pool_reads_a_token_once_for_all_that_share_it_and_for_as_long
         app._pool.content(b"endpoints: []")
         assert reads not in app.tasks._tasks
         await app.tasks.stop_all()
+
+
+async def test_an_engine_keeps_the_role_that_it_told_and_one_that_changes_nothing_is_no_news(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.picker(0.0, A)
+    datastore = world.app.scheduler.datastore
+
+    def role_after(told: str) -> frozenset[Role]:
+        datastore.engine.update(datastore.slot_of(A) or 0, EngineSample(role=told), 0.0)
+        return datastore.members[0][1].roles
+
+    offer = Mock(side_effect=world.app.scheduler.set_pool)
+    monkeypatch.setattr(world.app.scheduler, "set_pool", offer)
+    assert (role_after("unified"), offer.call_count) == (frozenset(), 0)
+    for told in ("decode", "", "decode"):
+        assert (role_after(told), offer.call_count) == (frozenset({Role.DECODE}), 1)

@@ -11,7 +11,7 @@ from epp.extproc.types import HttpRequest
 from epp.request.access_log import Attempt, Termination
 from epp.signals.health import HealthState
 from epp.signals.retry_budget import RetryBudget
-from epp.types import Endpoint
+from epp.types import Endpoint, Role
 from tests.server.test_feedback_core import WORDS, Deployment, report
 
 if TYPE_CHECKING:
@@ -171,3 +171,25 @@ def test_only_what_envoy_says_brings_a_request_back(deployment: Deployment) -> N
     assert failures(deployment, decision.endpoint) == 1.0
     slot = deployment.slot(decision.endpoint)
     assert deployment.datastore.retry_after.left_s(slot, deployment.clock.mono_s()) > 40.0
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_failed_pair_is_charged_to_its_decoder_as_well_unless_the_request_comes_back(
+    deployment: Deployment, comes_back: bool
+) -> None:
+    pool = [
+        Endpoint("10.2.0.1:1", roles=frozenset({Role.PREFILL})),
+        Endpoint("10.2.0.2:1", roles=frozenset({Role.DECODE}), prefills=False),
+    ]
+    deployment.app.scheduler.set_pool(pool, deployment.clock.mono_s())
+    decision = deployment.decide(QUESTION)
+    assert [decision.address(leg) for leg in decision.legs] == [each.address for each in pool]
+    if comes_back:
+        deployment.director.outcomes.put_back(decision.id, 502, "")
+    else:
+        deployment.ended(decision, status=502)
+    worker, decoder = (each.address for each in pool)
+    assert (failures(deployment, worker), failures(deployment, decoder)) == (1.0, float(not comes_back))
+    assert set(deployment.datastore.retry_after.until_s(deployment.clock.mono_s()) or ()) == {
+        deployment.slot(worker)
+    }

@@ -121,6 +121,17 @@ def test_mistakes_are_told_and_change_nothing(
     assert not (tmp_path / "overrides.yaml").exists()
 
 
+def test_a_pin_that_takes_the_queue_from_gorgo_is_kept_and_told_what_it_did(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = configured(tmp_path)
+    assert epp("weights", "pin", "queue_weight=0.1", "--config", config) == 0
+    assert not capsys.readouterr().err
+    assert epp("weights", "pin", "queue_weight=0", "--config", config) == 0
+    assert "E2E p95 12.6 s instead of 2.5" in capsys.readouterr().err
+    assert "queue_weight: 0.0" in (tmp_path / "overrides.yaml").read_text(encoding="utf-8")
+
+
 def test_where_the_operators_file_is_read_only_the_command_for_the_cluster_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

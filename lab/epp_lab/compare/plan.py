@@ -6,6 +6,7 @@ Values are picklable: they travel to worker processes.
 from __future__ import annotations
 
 import argparse
+import csv
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import inf
@@ -49,15 +50,19 @@ def counts(text: str) -> list[int]:
 
 
 def listed(known: Collection[str]) -> Callable[[str], list[str]]:
-    """Return a parser of a command's names by commas, each one of some."""
+    """Return a parser of a command's names by commas, each one of some.
 
-    def parse(text: str) -> list[str]:
-        for name in text.split(","):
-            if name not in known:
-                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
-        return text.split(",")
+    A name may stand in double quotes, for the commas in it, or be told by its number from 1 on. What is a
+    name is never read as a number.
+    """
+    by_number = {str(number): name for number, name in enumerate(known, 1)}
 
-    return parse
+    def named(word: str) -> str:
+        if (name := word if word in known else by_number.get(word)) is None:
+            raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(known)}")
+        return name
+
+    return lambda text: [named(word) for word in next(csv.reader([text])) or [""]]
 
 
 def add_window_arguments(add: Callable[..., object]) -> None:

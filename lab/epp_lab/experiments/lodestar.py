@@ -83,6 +83,8 @@ class Entry:
         model: ``online``, ``frozen`` (in the middle) or ``offline`` (from another seed's run); empty for a
             policy that does not learn.
         network: changes to the learner's network.
+        data: changes to what it trains on.
+        params: of the policy.
         weights: of the policy.
         trained: condition of the offline training; empty for its own.
         guarded: whether inputs beyond the training's are the heuristic's.
@@ -91,6 +93,8 @@ class Entry:
     policy: str = "lodestar"
     model: str = "online"
     network: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, int] = field(default_factory=dict)
+    params: Mapping[str, float] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
     trained: str = ""
     guarded: bool = True
@@ -151,6 +155,10 @@ ABLATIONS: Mapping[str, Entry] = {
         guarded=False,
     ),
     "frozen midway": Entry(model="frozen"),
+    # Source [L]'s own: a cache that is never full asks every endpoint; older samples are forgotten.
+    "no K-filter": Entry(params={"kv_saturated": 1.0}),
+    "linear model": Entry(network={"hidden": ()}),
+    "new samples alone": Entry(data={"replay": 0}),
 }
 #: What is held against what came: kinds of predictions.
 KINDS = ("held out", "deployed")
@@ -192,7 +200,8 @@ def settings_of(entry: Entry) -> LearnerSettings:
     """Return the learner's settings."""
     usual = LEARNERS.get(entry.policy, UNTRIED)
     network = msgspec.structs.replace(usual.network, **entry.network)
-    return msgspec.structs.replace(usual, network=network)
+    data = msgspec.structs.replace(usual.data, **entry.data)
+    return msgspec.structs.replace(usual, network=network, data=data)
 
 
 def run(cell: str, label: str, seed: int) -> dict[str, float]:
@@ -209,7 +218,7 @@ def run(cell: str, label: str, seed: int) -> dict[str, float]:
     figures = dict.fromkeys(MEASURES, math.nan)
     lesson: Lesson | None = None
     if entry.model:
-        policy, learning = create(entry.policy), Learning(settings)
+        policy, learning = create(entry.policy, entry.params), Learning(settings)
         assert isinstance(policy, Lodestar)  # noqa: S101  # it learns
         if entry.model == "offline":
             learning, points = _offline(condition, entry, policy, settings, seed)

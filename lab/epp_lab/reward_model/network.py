@@ -2,7 +2,7 @@
 
 Owns weights in one flat array, so that an optimiser is a few operations on it. The network has some 36,000
 weights: one training of the paper's size takes about one second of one core here, less than a library needs
-to compile its first step, and NumPy is installed anyway (docs/learner.md has the figures). Pure.
+to compile its first step, and NumPy is installed anyway. Pure.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class ReplicaSpec:
         kv_report_factor: KV capacity that the engine reports, as a multiple of the true one.
         model: what its engine calls the model, where replicas of a fleet serve different ones.
         role: what it does of a request.
-        link_gbps: rate at which its host sends and receives KV caches, in Gb/s.
+        link_gbps: rate at which its host sends and receives KV caches, in Gb/s; whole engines send none.
     """
 
     address: str
@@ -53,7 +53,7 @@ class ReplicaSpec:
     kv_report_factor: float = 1.0
     model: str = ""
     role: Role = Role.WHOLE
-    link_gbps: float = inf
+    link_gbps: float = 400.0
 
 
 class Happening(Enum):
