@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from epp.keyed_uniform import keyed_uniform
 from epp.policies.base import Need, NotNegative, Policy, Ties, WeightSpec
 from epp.policies.pairs import Prefills, encoders, pairs_of, room_ms, with_partners
 from epp.types import PREFILLS, UPLOAD_ROUNDS, Ranking, Role, network_ms
@@ -80,10 +81,11 @@ class GorgoMs(Policy):
         whole = self._prefills(request, now, cached, most, weights)
         upload_ms = self._upload_ms(request.body_bytes, now)
         least_ms = float((upload_ms + whole.own + whole.wait).min())
-        remote = pairs = None
+        pairs = None
         if workers is not None and there is not None and held is not None:
             remote = self._prefills(request, there, held, most, weights)
-            pairs = pairs_of(workers, snapshot, remote, prompt_tokens - now.cached_tokens)
+            draw = keyed_uniform(seed, request.decision_id, "workers")
+            pairs = pairs_of(workers, snapshot, remote, prompt_tokens - now.cached_tokens, draw)
             least_ms = min(least_ms, float((upload_ms + pairs.first_token).min()))
         urgency = self._urgency(least_ms, request.usual_first_token_ms)
         answer = weights["decode_weight"] * request.expected_output_tokens
@@ -98,9 +100,13 @@ class GorgoMs(Policy):
             return Ranking(self.combine(terms, snapshot, weights), terms, least_ms)
         partners: dict[Role, Rows] = {}
         terms["room"] = answer * room_ms(request, now)
-        if remote is not None and pairs is not None:
+        if pairs is not None:
             # Where it is decoded it is a prefill of one token, too.
-            base, stall = now.prefill_base_ms, weights["stall_weight"] * now.running_requests
+            remote, base, stall = (
+                pairs.prefills,
+                now.prefill_base_ms,
+                weights["stall_weight"] * now.running_requests,
+            )
             priced = {
                 "prefill": urgency * (remote.price[:, None] + weights["prefill_weight"] * base),
                 "waiting": urgency * weights["waiting_weight"] * (remote.wait[:, None] + pairs.link_wait),
@@ -108,7 +114,7 @@ class GorgoMs(Policy):
                 "transfer": urgency * weights["waiting_weight"] * pairs.transfer,  # the next one waits for it
             }
             terms, partners[Role.PREFILL] = with_partners(
-                terms, priced, pairs.fit, request, seed, prefills=snapshot.extra[PREFILLS] > 0.0
+                terms, priced, pairs, request, seed, prefills=snapshot.extra[PREFILLS] > 0.0
             )
         if request.media and Role.ENCODE in snapshot.workers:
             partners[Role.ENCODE] = encoders(snapshot, request, seed)

@@ -76,11 +76,11 @@ class Laar(GorgoMs):
     """``cost = waiting + stall + own + (1 - Q) * retry_weight * R``, times ``tried_penalty`` if it was tried.
 
     ``waiting``, ``stall`` and ``own`` are the terms of `GorgoMs`: what waits there, what others wait for this
-    one, and network, prefill less what the cache holds, and decode, by prefill and decode rates apart. ``Q``
-    is the chance that the endpoint's model is right (column ``success``), ``R = min(own / Q)`` over models
-    that have not been tried: what a right answer takes, at best, from whoever has to ask again. Ordering
-    boxes that may each hold the answer by price over chance is the cheapest order to open them in (Mitten
-    1960).
+    one, and network, prefill less what the cache holds, transfer between a pair, and decode, by rates apart.
+    ``Q`` is the chance that the endpoint's model is right (column ``success``), ``R = min(own / Q)`` over
+    models that have not been tried: what a right answer takes, at best, from whoever has to ask again.
+    Ordering boxes that may each hold the answer by price over chance is the cheapest order to open them in
+    (Mitten 1960).
 
     Waiting is no part of that quotient: the queues of other endpoints get shorter while this one works, so
     that who fails here does not wait for them anew. Divided by the chance, as in `LaarPaper`, waiting at
@@ -119,7 +119,8 @@ class Laar(GorgoMs):
         attempt = GorgoMs.rank(self, request, snapshot, weights, seed)
         terms = attempt.terms
         success = success_of(snapshot, self.least_success)
-        per_answer = (terms["network"] + terms["prefill"] + terms["decode"]) / success
+        own = terms["network"] + terms["prefill"] + terms["decode"] + terms.get("transfer", 0.0)
+        per_answer = own / success
         models = models_of(snapshot.models or ("",) * len(snapshot))
         least_ms = models.least(per_answer)
         again = weights["retry_weight"] * _least_untried(request, models.names, least_ms)
@@ -127,7 +128,7 @@ class Laar(GorgoMs):
         tried = tried_factor(request, snapshot, weights["tried_penalty"])
         worth = self._worth(request, models, success, per_answer, least_ms)
         extra = {"retry": retry, "tried": tried, WORTH_TERM: worth}
-        return Ranking((attempt.costs + retry) * tried, {**terms, **extra})
+        return Ranking((attempt.costs + retry) * tried, {**terms, **extra}, partners=attempt.partners)
 
     def _worth(
         self,

@@ -66,7 +66,7 @@ class LocalFirst(GorgoMs):
         # Beyond the band of ties of the dearest before, however wide it is configured.
         elsewhere = behind * (2.0 * float(np.abs(costs).max()) + 1.0)
         terms = {**ranking.terms, "price": price, "elsewhere": elsewhere}
-        return Ranking(costs + elsewhere, terms, ranking.least_first_token_ms)
+        return Ranking(costs + elsewhere, terms, ranking.least_first_token_ms, ranking.partners)
 
     def _local(self, snapshot: Snapshot, peer: Floats) -> Flags:
         own: Flags = peer == 0.0

@@ -8,6 +8,7 @@ full as the worse of its ends: so all pairs are a few sums of matrices.
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from epp.types import Flags, Floats, RequestInfo, Rows, Signals, Snapshot
+
+#: So many workers that fit the same endpoints are priced with them, those that have prefilled first.
+MOST = 32
 
 
 class Prefills(NamedTuple):
@@ -40,62 +44,93 @@ class Prefills(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """All pairs, ``[workers, endpoints]``, in ms.
+    """All pairs of some workers, ``[workers, endpoints]``, in ms.
 
     Attributes:
+        workers: their rows among all.
+        prefills: of these.
         fit: who fits whom.
         transfer: of the prompt's KV cache, as far as the endpoint lacks it.
         link_wait: for what is on the link, beyond the time in which the worker prefills.
         first_token: from the worker's start to the first token; infinite where two do not fit.
     """
 
+    workers: Rows
+    prefills: Prefills
     fit: Flags
     transfer: Floats
     link_wait: Floats
     first_token: Floats
 
 
-def fits(workers: Snapshot, endpoints: Snapshot) -> Flags:
-    """Tell who may help whom, ``[workers, endpoints]``: others of the same region, revision and model."""
+def fits(workers: Snapshot, endpoints: Snapshot, rows: Rows | slice = slice(None)) -> Flags:
+    """Tell who may help whom, ``[workers, endpoints]``: others of the same region, revision and model.
+
+    ``rows`` are those of the workers that are asked about.
+    """
     numbers: dict[object, int] = {}
 
     def numbered(keys: Iterable[object]) -> Rows:
         return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.intp)
 
-    alike = numbered(_groups(workers))[:, None] == numbered(_groups(endpoints))
-    others = numbered(workers.endpoints)[:, None] != numbered(endpoints.endpoints)
+    alike = numbered(groups_of(workers))[rows, None] == numbered(groups_of(endpoints))
+    others = numbered(workers.endpoints)[rows, None] != numbered(endpoints.endpoints)
     fit: Flags = np.logical_and(alike, others)
     return fit
 
 
-def _groups(seen: Snapshot) -> Iterable[tuple[str, ...]]:
+def groups_of(seen: Snapshot) -> Iterable[tuple[str, str, str]]:
+    """Tell each endpoint's region, revision and name of the model; the parts of a request are done in one."""
     models, revisions = (names or ("",) * len(seen) for names in (seen.models, seen.revisions))
     return zip(seen.regions, revisions, models, strict=True)
 
 
-def pairs_of(workers: Snapshot, endpoints: Snapshot, prefills: Prefills, missing_tokens: Floats) -> Pairs:
-    """Time all pairs.
+def soonest(workers: Snapshot, prefills: Prefills, draw: float) -> Rows:
+    """Find the workers of each region, revision and model that have prefilled first, `MOST` at most.
+
+    Where one is drawn in 0..1, equals count from there on.
+    """
+    rows = np.arange(len(workers))
+    if len(rows) <= MOST:
+        return rows
+    turned = np.roll(rows, -int(draw * len(rows)))
+    ready_ms = (prefills.wait + prefills.own)[turned]
+    groups, taken, kept = list(groups_of(workers)), Counter[tuple[str, str, str]](), []
+    for row in turned[np.argsort(ready_ms, kind="stable")].tolist():
+        taken[groups[row]] += 1
+        if taken[groups[row]] <= MOST:
+            kept.append(row)
+    return np.sort(np.array(kept, np.intp))
+
+
+def pairs_of(
+    workers: Snapshot, endpoints: Snapshot, prefills: Prefills, missing_tokens: Floats, draw: float
+) -> Pairs:
+    """Time the pairs of all workers, or of the soonest where they are many.
 
     Args:
         workers: who prefills.
         endpoints: who decodes.
         prefills: of the workers.
         missing_tokens: tokens of the prompt that each endpoint does not hold.
+        draw: among workers that are as soon, in 0..1.
     """
-    token_ms = np.maximum(workers.extra[TOKEN_MS][:, None], endpoints.extra[TOKEN_MS])
-    backlog_ms = np.maximum(workers.extra[BACKLOG_MS][:, None], endpoints.extra[BACKLOG_MS])
+    rows = soonest(workers, prefills, draw)
+    prefills = Prefills(*(column[rows] for column in prefills))
+    token_ms = np.maximum(workers.extra[TOKEN_MS][rows, None], endpoints.extra[TOKEN_MS])
+    backlog_ms = np.maximum(workers.extra[BACKLOG_MS][rows, None], endpoints.extra[BACKLOG_MS])
     prefilled_ms = (prefills.wait + prefills.own)[:, None]
     link_wait = np.maximum(backlog_ms - prefilled_ms, 0.0)
     started_ms = endpoints.prefill_base_ms  # once the KV cache is there
-    fit, transfer = fits(workers, endpoints), token_ms * missing_tokens
+    fit, transfer = fits(workers, endpoints, rows), token_ms * missing_tokens
     first_token = np.where(fit, prefilled_ms + link_wait + transfer + started_ms, np.inf)
-    return Pairs(fit, transfer, link_wait, first_token)
+    return Pairs(rows, prefills, fit, transfer, link_wait, first_token)
 
 
 def with_partners(
     alone: Mapping[str, Floats],
     paired: Mapping[str, Floats],
-    fit: Flags,
+    pairs: Pairs,
     request: RequestInfo,
     seed: int,
     *,
@@ -106,7 +141,7 @@ def with_partners(
     Args:
         alone: terms of each endpoint by itself.
         paired: terms of pairs, ``[workers, endpoints]``, which stand for those of the same names.
-        fit: which pairs there may be.
+        pairs: who they are, and which there may be.
         request: keys the draw among equal workers.
         seed: likewise.
         prefills: who can do all alone; the others do while nobody fits them, for want of a better.
@@ -114,7 +149,7 @@ def with_partners(
     Returns:
         The terms of each endpoint with its worker, and the workers as `Ranking.partners` has them.
     """
-    costs = np.where(fit, reduce(add, paired.values()), np.inf)
+    costs = np.where(pairs.fit, reduce(add, paired.values()), np.inf)
     rows, columns = cheapest(costs, request, seed, "prefill"), np.arange(costs.shape[1])
     own = reduce(add, (alone[name] for name in paired if name in alone))
     best = costs[rows, columns]
@@ -123,7 +158,7 @@ def with_partners(
     for name, values in paired.items():
         there = np.broadcast_to(values, costs.shape)[rows, columns]
         terms[name] = np.where(better, there, alone.get(name, 0.0))
-    return terms, np.where(better, rows, -1)[:, None]
+    return terms, np.where(better, pairs.workers[rows], -1)[:, None]
 
 
 def encoders(snapshot: Snapshot, request: RequestInfo, seed: int) -> Rows:

@@ -117,9 +117,9 @@ class Retries:
         """List endpoints that serve the same but are ejected or paused: better than none if others are dead.
 
         None where the body is written for an engine's own name of the model, nor where one engine has the
-        response that the request goes on from.
+        response that the request goes on from, nor where others do a part: it may not fit them.
         """
-        if decision.snapshot.models or decision.request.previous_response:
+        if decision.snapshot.models or decision.request.previous_response or len(decision.legs) > 1:
             return []
         known = [address for rule in _FOR_A_WHILE for address in decision.excluded.get(rule, ())]
         room = MAX_LISTED - 1 - len(decision.fallbacks)

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
+from epp.config.retries import MAX_LISTED
 from epp.policies.base import WORTH_TERM, Ties
+from epp.policies.pairs import groups_of
 from epp.policies.registry import draws, params_of
 from epp.schedule.propensities import propensities
 from epp.schedule.select import select, with_local
 from epp.signals.duration import Duration, predict_duration
-from epp.types import CACHED_SOURCES, HELPERS, NUMERIC_COLUMNS, PEER_CLASS, RTT_SOURCES, Role
+from epp.types import CACHED_SOURCES, HELPERS, NUMERIC_COLUMNS, PEER_CLASS, PREFILLS, RTT_SOURCES, Role
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -227,8 +229,13 @@ def legs_of(
     chosen: int,
     fallbacks: tuple[int, ...],
     partners: Mapping[Role, Rows],
+    *,
+    most: int = MAX_LISTED,
 ) -> tuple[Leg, ...]:
-    """Make the legs of a request that a candidate answers, with those who do a part for it before its own."""
+    """Make the legs of a request that a candidate answers, with those who do a part for it before its own.
+
+    Of the fallbacks it keeps those that could answer after the same parts, and so many at most.
+    """
     legs: list[Leg] = []
     for role in HELPERS:
         for number, row in enumerate(partners[role][chosen].tolist() if role in partners else ()):
@@ -239,7 +246,23 @@ def legs_of(
     prefiller = next((leg.index for leg in legs if leg.role is Role.PREFILL), None)
     expected = predict_duration(request, seen, chosen, prefiller)
     role = Role.WHOLE if prefiller is None else Role.DECODE
-    return (*legs, Leg(chosen, fallbacks, role, request.decision_id, expected))
+    if seen.workers:
+        fallbacks = _fitting(seen, chosen, fallbacks, legs)
+    return (*legs, Leg(chosen, fallbacks[:most], role, request.decision_id, expected))
+
+
+def _fitting(seen: Snapshot, chosen: int, fallbacks: tuple[int, ...], helpers: list[Leg]) -> tuple[int, ...]:
+    """Keep fallbacks that fit who helps the chosen one, and that prefill where nobody does it for them."""
+    groups, prefills = list(groups_of(seen)), seen.extra[PREFILLS].tolist()
+    names = {seen.workers[leg.role].endpoints[leg.index] for leg in helpers}
+    prefilled = any(leg.role is Role.PREFILL for leg in helpers)
+    return tuple(
+        row
+        for row in fallbacks
+        if (prefilled or prefills[row])
+        and (not helpers or groups[row] == groups[chosen])
+        and seen.endpoints[row] not in names
+    )
 
 
 def to_record(
@@ -548,7 +571,8 @@ def rerun(decision: Decision, policy: Policy, tolerance: float = 0.0) -> Decisio
         decision.slow_start_weights,
         decision.snapshot.endpoints,
         tolerance=band,
-        fallbacks=len(decision.fallbacks),
+        # Of pairs those that do not fit are left out afterwards.
+        fallbacks=MAX_LISTED - 1 if decision.snapshot.workers else len(decision.fallbacks),
         seed=decision.seed,
         key=decision.id,
         upstream_models=decision.snapshot.models,
@@ -568,6 +592,7 @@ def rerun(decision: Decision, policy: Policy, tolerance: float = 0.0) -> Decisio
             selection.chosen,
             selection.fallbacks,
             ranking.partners,
+            most=len(decision.fallbacks),
         ),
         tied=selection.tied,
         slow_start_excluded=selection.slow_start_excluded,

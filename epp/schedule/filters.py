@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from epp.errors import NoEndpointError
-from epp.policies.base import Policy
+from epp.policies.base import Need, Policy
 from epp.schedule.subset import hosts_of
 from epp.types import HELPERS, Role, answers
 
@@ -36,7 +36,8 @@ class Candidates(Struct, frozen=True):
         excluded: addresses removed, by rule.
         served_models: what each one's engine calls the model; empty when all of them call it by its public
             name.
-        bound: another endpoint of the pool might answer wrongly: with another model, or where it may not.
+        bound: another endpoint of the pool might answer wrongly: with another model, where it may not, or
+            without what a worker did.
         workers: who may do a part of the request for these, by role.
     """
 
@@ -77,6 +78,7 @@ class _Static(Struct, frozen=True):
     found: Candidates
     context_tokens: Floats | None
     served_models: Mapping[int, str]  # by slot; empty when all call the model by its public name
+    cannot_prefill: frozenset[int]  # slots
 
 
 class Filters:
@@ -193,7 +195,8 @@ class Filters:
         static = self._static(request)
         slots, context, served = static.found.slots, static.context_tokens, static.served_models
         asked_of_all = request.subset is None and holder is None
-        if context is None and asked_of_all and healthy is None and retry_after is None and not unknown:
+        free_of_masks = context is None and healthy is None and retry_after is None and not unknown
+        if asked_of_all and free_of_masks and not static.cannot_prefill:
             return static.found
         excluded = dict(static.found.excluded)
         if context is not None:
@@ -213,18 +216,19 @@ class Filters:
             slots = self._keep(slots, healthy[slots], "health", excluded, problem)
         if holder is not None and (is_holder := slots == holder).any():
             slots = self._keep(slots, is_holder, "stored-response", excluded)
-        if unknown:
-            known = np.array([slot not in unknown for slot in slots.tolist()], np.bool_)
-            slots = self._keep(slots, known, "summary", excluded) if known.any() else slots
+        helping = partial(self._helps, request, healthy, retry_after or {})
+        workers = {role: _filtered(known, helping) for role, known in static.found.workers.items()}
+        helpless = self._helpless(request, static.cannot_prefill, workers)
+        for rule, avoided in (("prefill", helpless), ("summary", unknown)):
+            if avoided and (mask := np.array([slot not in avoided for slot in slots.tolist()])).any():
+                slots = self._keep(slots, mask, rule, excluded)
         if retry_after is not None:
             free = np.array([slot not in retry_after for slot in slots.tolist()])
             if not free.any():
                 free = slots == min(slots.tolist(), key=retry_after.__getitem__)
             slots = self._keep(slots, free, "retry-after", excluded)
         names = tuple(served[slot] for slot in slots.tolist()) if served else ()
-        bound = static.found.bound or not asked_of_all or "context" in excluded
-        helping = partial(self._helps, request, healthy, retry_after or {})
-        workers = {role: _filtered(known, helping) for role, known in static.found.workers.items()}
+        bound = static.found.bound or not asked_of_all or bool(excluded.keys() & {"context", "prefill"})
         return Candidates(slots, excluded, names, bound, _some(workers))
 
     def _helps(
@@ -238,6 +242,23 @@ class Filters:
             and (request.subset is None or endpoint.address in request.subset)
             and (endpoint.context_tokens or needed) >= needed
         )
+
+    def _helpless(
+        self, request: RequestInfo, cannot_prefill: Collection[int], workers: Mapping[Role, Slots]
+    ) -> Collection[int]:
+        """Find those that no worker fits, of those that cannot prefill: they serve where no other may.
+
+        Balanced requests get no worker.
+        """
+        if not cannot_prefill or (request.opaque and Need.PROMPT in self._policy.needs):
+            return cannot_prefill
+
+        def kind(slot: int) -> tuple[str, str, str]:
+            endpoint = self._pool[slot]
+            return endpoint.region, endpoint.revision, endpoint.served_name(request.model)
+
+        kinds = set(map(kind, workers[Role.PREFILL].tolist() if Role.PREFILL in workers else ()))
+        return {slot for slot in cannot_prefill if kind(slot) not in kinds}
 
     def _keep(
         self,
@@ -321,12 +342,12 @@ class Filters:
         context = None
         if limits.count(None) < len(limits):
             context = np.array([np.inf if limit is None else limit for limit in limits])
-        bound = bool(excluded.keys() - {"draining"}) or (
-            bool(model) and any(endpoint.models for endpoint in left.values())
-        )
+        named = bool(model) and any(endpoint.models for endpoint in left.values())
+        bound = named or bool(excluded.keys() - {"draining"} or _some(workers))
         slots = np.array(list(left), np.intp)
         found = Candidates(slots, excluded, tuple(served.values()), bound, _some(workers))
-        return _Static(found, context, served)
+        cannot_prefill = frozenset(slot for slot, endpoint in left.items() if not endpoint.prefills)
+        return _Static(found, context, served, cannot_prefill)
 
 
 def _workers(roles: Mapping[int, frozenset[Role]]) -> dict[Role, Slots]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from epp.config.pool import EndpointSpec, roles_of
 from epp.console.explain import explained
 from epp.errors import NoEndpointError
+from epp.policies.pairs import MOST, Prefills, pairs_of
+from epp.policies.registry import POLICIES
 from epp.records.schema import decision_of
 from epp.records.verify import verify
 from epp.request.disaggregation import worker_headers
@@ -160,6 +163,60 @@ def test_revisions_are_not_mixed_in_a_pair() -> None:
     assert {"prefill": "p1:1", "decode": "d1:1"} not in found
 
 
+def test_who_may_answer_instead_fits_the_same_worker() -> None:
+    pool = [
+        Endpoint("p1:1", roles=PREFILL, region="a"),
+        Endpoint("far:1", roles=DECODE, region="b"),
+        *(Endpoint(f"d{number}:1", roles=DECODE, region="a") for number in (1, 2)),
+        Endpoint("old:1", roles=DECODE, region="a", labels={REVISION_LABEL: "old"}),
+        Endpoint("both:1", roles=PREFILL | DECODE, region="a"),
+    ]
+    scheduler = build(pool)
+    for _, endpoint in scheduler.datastore.members[1:]:
+        busy(scheduler, endpoint.address, 9 if endpoint.address[0] == "d" else 60)
+    decision = scheduler.decide(long(), 0.0, 0.0)
+    names = decision.destination.split(",")
+    assert parts(decision) == {"prefill": "p1:1", "decode": names[0]}
+    assert sorted(names) == ["both:1", "d1:1", "d2:1"]
+    verdict = verify([json.loads(json.dumps(to_record(decision)))])
+    assert (verdict.identical, verdict.differences) == (1, [])
+
+
+def test_who_may_answer_instead_of_one_endpoint_can_prefill() -> None:
+    pool = [*POOL, Endpoint("sg:1", roles=DECODE, prefills=False)]
+    scheduler = build(pool)
+    scheduler.decide(long(), 0.0, 0.0)
+    decision = scheduler.decide(long(), 0.0, 0.0)
+    assert parts(decision).keys() == {"whole"}
+    assert sorted(decision.destination.split(",")) == ["d1:1", "d2:1"]
+
+
+def test_of_many_workers_the_soonest_of_each_kind_are_priced() -> None:
+    kinds = {name: {REVISION_LABEL: name} for name in ("a", "b")}
+    pool = [
+        Endpoint(f"{role.value}-{name}-{number}:1", roles=frozenset({role}), labels=labels)
+        for name, labels in kinds.items()
+        for role in (Role.PREFILL, Role.DECODE)
+        for number in range(50 if role is Role.PREFILL else 2)
+    ]
+    scheduler = build(pool)
+    ledger = scheduler.datastore.ledger
+    for slot, endpoint in scheduler.datastore.members:
+        if endpoint.roles == DECODE:
+            busy(scheduler, endpoint.address, 20)
+        elif not endpoint.address.endswith("-49:1"):
+            ledger.reserve(endpoint.address, slot, 9000, 9000, 0.0)
+    request = long()
+    seen = scheduler.measure(request, scheduler.locate(request, 0.0), 0.0).seen
+    workers = seen.workers[Role.PREFILL]
+    wait = workers.pending_uncached_tokens
+    zero = np.zeros(len(workers))
+    pairs = pairs_of(workers, seen, Prefills(zero, wait, zero, zero), np.zeros(len(seen)), 0.5)
+    assert pairs.fit.shape == (2 * MOST, len(seen))
+    decision = scheduler.decide(request, 0.0, 0.0)
+    assert parts(decision)["prefill"].endswith("-49:1")
+
+
 def test_media_go_to_an_encoder_and_text_does_not() -> None:
     scheduler = build([*POOL, Endpoint("e1:1", roles=ENCODE)])
     assert "encode" not in parts(scheduler.decide(long(), 0.0, 0.0))
@@ -230,14 +287,46 @@ def test_the_outcome_names_who_did_a_part_and_the_prefill_worker_learns_its_spee
     assert (rates.block() != before).any()
 
 
-def test_an_engine_that_cannot_prefill_always_gets_a_worker() -> None:
-    pool = [endpoint if endpoint.roles == PREFILL else replace(endpoint, prefills=False) for endpoint in POOL]
-    scheduler = build(pool)
-    assert {tuple(parts(scheduler.decide(asked(prompt=prompt_of(1)), 0.0, 0.0))) for _ in range(4)} == {
+@pytest.mark.parametrize("policy", [name for name, point in POLICIES.items() if point.load().pairs])
+def test_an_engine_that_cannot_prefill_always_gets_a_worker(policy: str) -> None:
+    pool = [
+        replace(
+            endpoint, prefills=endpoint.roles == PREFILL, labels={"llm-d.ai/role": next(iter(endpoint.roles))}
+        )
+        for endpoint in POOL
+    ]
+    scheduler = build(pool, policy)
+    assert {tuple(parts(scheduler.decide(long(seed), 0.0, 0.0))) for seed in range(4)} == {
         ("prefill", "decode")
     }
-    back = asked(prompt=prompt_of(2), came_s=1.0)
+    back = asked(prompt=prompt_of(5), came_s=1.0)
     assert "prefill" in parts(scheduler.decide(back, 0.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("worker", "policy", "fields"),
+    [
+        ({"region": "far"}, "gorgo-ms", {}),
+        ({"roles": frozenset()}, "gorgo-ms", {}),
+        ({"draining": True}, "gorgo-ms", {}),
+        ({}, "least-request", {}),
+        ({}, "gorgo-ms", {"opaque": True}),
+        ({}, "gorgo-ms", {"subset": ("d1:1", "d2:1")}),
+    ],
+)
+def test_an_engine_that_cannot_prefill_gets_nothing_without_a_worker_while_another_may(
+    worker: dict[str, Any], policy: str, fields: dict[str, Any]
+) -> None:
+    without = Endpoint("d1:1", roles=DECODE, prefills=False)
+    pool = [replace(Endpoint("p1:1", roles=PREFILL), **worker), without, Endpoint("d2:1", roles=DECODE)]
+    scheduler = build(pool, policy)
+    busy(scheduler, "d2:1")
+    found = [scheduler.decide(long(seed, **fields), 0.0, 0.0) for seed in range(4)]
+    assert "d1:1" not in {decision.endpoint for decision in found}
+    assert {decision.excluded["prefill"] for decision in found} == {("d1:1",)}
+    assert all(decision.bound for decision in found), "nor does Envoy send it there"
+    alone = build([pool[0], without], policy).decide(long(**fields), 0.0, 0.0)
+    assert alone.endpoint in {"d1:1", "p1:1"}, "it serves where no other may"
 
 
 def test_what_failed_by_parts_is_served_whole() -> None:
