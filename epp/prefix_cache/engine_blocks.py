@@ -12,6 +12,7 @@ at as many. Changes come in slices of `SLICE` blocks, so that whoever applies th
 from __future__ import annotations
 
 import math
+from itertools import islice, takewhile
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,7 +21,7 @@ import xxhash
 from epp.prefix_cache.kv_messages import MAX_GROUPS, TIERS, Cleared, Removed, Stored
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from epp.prefix_cache.kv_messages import Event
 
@@ -393,33 +394,38 @@ class EngineBlocks:
 
     def _walk_groups(self, replica: _Replica, chain: Sequence[int]) -> float:
         """Count the tokens that every group of a hybrid model can go on from; lower tiers count in full."""
-        steps, most, ends = replica.step_tokens, len(chain), None
+        steps, most, before = replica.step_tokens, len(chain), -1
         for number, group in replica.groups.items():
             if not group.window_tokens:
-                held = self._held_in(replica, number, group.block_tokens // steps, chain, most)
-                stop = next((place for place, here in enumerate(held) if not here), len(held))
-                most = stop * (group.block_tokens // steps)
-        for number, group in replica.groups.items():
-            if group.window_tokens:
-                size = group.block_tokens // steps
-                needed, run, good = max(-(-(group.window_tokens - 1) // group.block_tokens), 1), 0, set[int]()
-                for place, here in enumerate(self._held_in(replica, number, size, chain, most), 1):
-                    run = run + 1 if here else 0
-                    if run >= min(needed, place):
-                        good.add(place * size)
-                ends = good if ends is None else ends & good
-        return float(steps * (most if ends is None else max(ends, default=0)))
+                size, held = group.block_tokens // steps, self._held_in(replica, number)
+                most = size * sum(1 for _ in takewhile(held, islice(chain, size - 1, most, size)))
+        while most != before:  # until the end that one group takes suits them all
+            before = most
+            for number, group in replica.groups.items():
+                if group.window_tokens:
+                    size, held = group.block_tokens // steps, self._held_in(replica, number)
+                    needed = max(-(-(group.window_tokens - 1) // group.block_tokens), 1)
+                    end = block = most // size
+                    while block and end - block < needed:
+                        if not held(chain[block * size - 1]):
+                            end = block - 1
+                        block -= 1
+                    most = end * size
+        return float(steps * most)
 
-    def _held_in(
-        self, replica: _Replica, group: int, size: int, chain: Sequence[int], most: int
-    ) -> list[bool]:
-        """Tell which blocks of a prompt a group holds in any tier."""
-        layers = [self._layers[tier * MAX_GROUPS + group] for tier in range(len(TIERS))]
+    def _held_in(self, replica: _Replica, group: int) -> Callable[[int], bool]:
+        """Return what tells whether a group holds a block in any tier."""
+        layers = [layer for layer in self._layers[group::MAX_GROUPS] if any(layer)]
         bit, credited = replica.bit, replica.credits
-        return [
-            key in credited or any(layer[key % _SHARDS].get(key, 0) & bit for layer in layers)
-            for key in chain[size - 1 : most : size]
-        ]
+
+        def held(key: int) -> bool:
+            part = key % _SHARDS
+            for layer in layers:  # any() with a generator takes several times as long
+                if layer[part].get(key, 0) & bit:
+                    return True
+            return key in credited
+
+        return held
 
 
 def _table() -> list[dict[int, int]]:

@@ -146,6 +146,30 @@ def test_a_hit_of_a_hybrid_model_needs_every_group(index: EngineBlocks) -> None:
     assert held(index) == 0
 
 
+@pytest.mark.parametrize(
+    ("full", "narrow", "wide", "tokens"),
+    [  # places of the blocks, of ten, that are missing in groups of all, of a window of two and of three blocks
+        ([], [], [], 160),
+        ([5], [], [], 64),
+        ([1], [], [], 0),
+        ([5], [3], [], 32),  # after two blocks even the wide window has all that there is
+        ([], [9], [], 128),
+        ([], [4], [8], 112),
+        ([], [7], [9, 4], 48),  # one window's end moves the other's, twice
+        ([], [10, 8], [4], 112),
+        ([], [1, 3, 5, 7, 9], [], 0),
+        ([], [2], [2], 160),
+    ],
+)
+def test_a_hit_of_a_hybrid_model_ends_where_all_windows_are_whole(
+    index: EngineBlocks, full: list[int], narrow: list[int], wide: list[int], tokens: int
+) -> None:
+    apply(index, stored(0, 10))
+    apply(index, stored(0, 10, group=1, window_tokens=33), stored(0, 10, group=2, window_tokens=49, tier=1))
+    apply(index, Removed(full), Removed(narrow, group=1), Removed(wide, group=2, tier=1))
+    assert held(index) == tokens
+
+
 def test_a_group_of_larger_blocks_is_matched_by_the_same_tokens(index: EngineBlocks) -> None:
     large = Stored([2, 4], None, tokens_of(IDS[:64]), 32, group=1, window_tokens=1)
     apply(index, stored(0, 3), large)
