@@ -193,8 +193,11 @@ def exact_tokens(canonical: bytes) -> int | None:
 
 
 def exact_ids(canonical: bytes) -> bytes:
-    """Return the token ids, 4 bytes each, of a prompt that is given as them; empty for others."""
-    return canonical[len(_IDS_MARK) :] if canonical.startswith(_IDS_MARK) else b""
+    """Return the token ids, 4 bytes each, of a prompt that is given as them alone; empty for others."""
+    if not canonical.startswith(_IDS_MARK):
+        return b""
+    words = np.frombuffer(canonical, np.uint32, offset=len(_IDS_MARK))
+    return words.tobytes() if words.max(initial=0) < _MEDIA_WORD else b""
 
 
 def split_prompts(canonical: bytes) -> list[bytes]:

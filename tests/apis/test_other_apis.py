@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.apis.anthropic import CountTokens, Messages
-from epp.apis.canonical import exact_tokens
+from epp.apis.canonical import exact_ids, exact_tokens
 from epp.apis.generate import Generate, Llama, Tokens
 from epp.apis.openai import Chat
 from epp.apis.pooling import MAX_REPEATED_BYTES, Rerank, Score
@@ -252,6 +253,12 @@ def test_media_change_the_ids_in_their_places_only(ids: list[int], data: st.Data
         n for n in range(len(ids)) if plain.canonical[2 + 4 * n :][:4] != placed.canonical[2 + 4 * n :][:4]
     ]
     assert changed == list(range(offset, offset + length))
+
+
+def test_ids_among_which_media_stand_are_no_exact_ids() -> None:
+    features = {"mm_hashes": {"image": ["abc"]}, "mm_placeholders": {"image": [{"offset": 1, "length": 1}]}}
+    assert exact_ids(tokens(token_ids=[1, 2, 3]).canonical) == array("I", [1, 2, 3]).tobytes()
+    assert exact_ids(tokens(token_ids=[1, 2, 3], features=features).canonical) == b""
 
 
 @pytest.mark.parametrize(
