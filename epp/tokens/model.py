@@ -26,7 +26,7 @@ from epp.apis.types import NotCountableError, TokenCount
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from tokenizers import Tokenizer
+    from tokenizers import Encoding, Tokenizer
 
     from epp.apis.content import PromptContent
     from epp.apis.types import TemplateArguments
@@ -238,7 +238,7 @@ class TokenizerModel:
         if max(map(len, new.values()), default=0) > _LONGEST_CHUNK:
             raise NotCountableError("content")
         found = self._encoded(new.values())
-        counts |= zip(new, map(_packed, found) if keeps_ids else map(len, found), strict=True)
+        counts |= zip(new, (_packed(each.ids) if keeps_ids else len(each) for each in found), strict=True)
         with self._lock:  # the most recently used stand last
             for key in counts:
                 self._id_bytes -= _size(self._counts.pop(key, 0))
@@ -248,7 +248,7 @@ class TokenizerModel:
                 self._id_bytes -= _size(self._counts.pop(next(iter(self._counts))))
         return [counts[key] for key in keys]
 
-    def _encoded(self, chunks: Iterable[bytes]) -> Iterator[list[int]]:
+    def _encoded(self, chunks: Iterable[bytes]) -> Iterator[Encoding]:
         """Tokenize chunks, in batches whose memory is bounded."""
         batch: list[str] = []
         size = 0
@@ -260,9 +260,8 @@ class TokenizerModel:
                 batch, size = [], 0
         yield from self._encoded_batch(batch)
 
-    def _encoded_batch(self, texts: list[str]) -> list[list[int]]:
-        encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [found.ids for found in encoded]
+    def _encoded_batch(self, texts: list[str]) -> list[Encoding]:
+        return self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
 
 
 def _packed(ids: Sequence[int]) -> bytes:
