@@ -129,12 +129,7 @@ def migrate(texts: Mapping[str, str | bytes]) -> tuple[dict[str, Any], list[str]
                 left_out.append(f"{path}: {why}")
             else:
                 _put(ours, "flags", {**ours.get("flags", {}), name: value})
-        elif not path.startswith(("epp.pluginsC", "epp.metricsDataSource")) and value not in (
-            {},
-            [],
-            "",
-            None,
-        ):
+        elif not path.startswith(("epp.pluginsC", "epp.metricsDataSource")) and value not in ({}, [], ""):
             begins = [begin for begin in _LEFT_OUT if f"{path}.".startswith(f"{begin}.")]
             begin = max(begins, key=len, default=path)
             left_out.append(f"{begin}: {_LEFT_OUT.get(begin, 'no counterpart in our chart')}")
@@ -216,8 +211,13 @@ def _leaves(value: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     both = dict(below)
     for name, part in above.items():
+        if part is None:  # it removes what stands below
+            both.pop(name, None)
+            continue
         lower = both.get(name)
-        both[name] = _merged(lower, part) if isinstance(lower, dict) and isinstance(part, dict) else part
+        both[name] = (
+            _merged(lower if isinstance(lower, dict) else {}, part) if isinstance(part, dict) else part
+        )
     return both
 
 

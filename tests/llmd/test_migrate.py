@@ -146,6 +146,19 @@ def test_migration_names_the_successor_of_an_old_parameter(
     assert successor in "".join(capsys.readouterr())
 
 
+def test_a_null_removes_a_value_as_it_does_for_helm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "guide.yaml").write_text(GUIDE)
+    (tmp_path / "mine.yaml").write_text(
+        "router: {epp: {replicas: null, resources: {limits: null}}, httpRoute: null}"
+    )
+    assert main(["migrate", "llm-d", str(tmp_path / "guide.yaml"), str(tmp_path / "mine.yaml")]) == 0
+    ours = yaml.safe_load(capsys.readouterr().out)
+    assert "replicas" not in ours
+    assert ours["resources"] == {}
+
+
 def test_values_of_earlier_charts_are_told_where_they_stand_now(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
