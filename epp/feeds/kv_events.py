@@ -369,6 +369,8 @@ class KvEventFeed:
         else:
             batch, whole = what
             caches.heard(slot, rank, now_s, whole=whole)
+            if batch.unread:
+                caches.refused(slot, rank)
             for event in batch.events:
                 for why in caches.index.apply(slot, rank, event):
                     if why:

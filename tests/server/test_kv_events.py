@@ -138,6 +138,15 @@ async def test_numbers_that_begin_anew_let_cache_and_estimate_be_forgotten(
     assert bench.datastore.index.tokens(0) == 0
 
 
+async def test_an_event_that_cannot_be_read_lets_the_estimate_add_to_events(
+    engine: Engine, bench: Bench
+) -> None:
+    engine.publish(stored(0, 1), ["BlockRemoved", [11], "GPU"])
+    await until(lambda: bench.feed.results["taken"] == 1 and bench.cached() == 0)
+    engine.publish(["BlockStored", [11], None, [], 0, None, "CPU", None])
+    await until(lambda: bench.cached() == 5)
+
+
 async def test_what_is_no_message_is_counted(engine: Engine, bench: Bench) -> None:
     engine.socket.send_multipart([b"kv", b"1"])
     engine.socket.send_multipart([b"kv", bytes(8), b"\xc1"])
