@@ -18,7 +18,7 @@ from epp.config.address import split_address
 from epp.errors import UnreadableError
 from epp.feeds.kv_sequences import KvSequence
 from epp.logs import REPEATED
-from epp.prefix_cache.kv_messages import read_batch
+from epp.prefix_cache.kv_messages import Cleared, read_batch
 
 if TYPE_CHECKING:
     import asyncio
@@ -376,6 +376,8 @@ class KvEventFeed:
                     if why:
                         caches.refused(slot, rank)
                     yield why
+                if isinstance(event, Cleared):
+                    caches.heard(slot, rank, now_s, whole=not batch.unread)
 
 
 def _of_rank(template: str, host: str, rank: int) -> str:

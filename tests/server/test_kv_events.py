@@ -147,6 +147,15 @@ async def test_an_event_that_cannot_be_read_lets_the_estimate_add_to_events(
     await until(lambda: bench.cached() == 5)
 
 
+async def test_a_cleared_cache_is_known_whole_again(engine: Engine, bench: Bench) -> None:
+    engine.publish(stored(0, 1))
+    engine.publish(stored(3, 4))  # the block before was never told of
+    engine.publish(["BlockRemoved", [11], "GPU"])
+    await until(lambda: bench.feed.results["taken"] == 3 and bench.cached() == 5)
+    engine.publish(["AllBlocksCleared"])
+    await until(lambda: bench.cached() == 0)
+
+
 async def test_what_is_no_message_is_counted(engine: Engine, bench: Bench) -> None:
     engine.socket.send_multipart([b"kv", b"1"])
     engine.socket.send_multipart([b"kv", bytes(8), b"\xc1"])
