@@ -372,6 +372,8 @@ class KvEventFeed:
             if batch.unread:
                 caches.refused(slot, rank)
             for event in batch.events:
+                if self._datastore.slot_of(address) != slot:  # it went in a pause
+                    return
                 for why in caches.index.apply(slot, rank, event):
                     if why:
                         caches.refused(slot, rank)

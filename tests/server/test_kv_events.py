@@ -232,3 +232,25 @@ async def test_a_long_message_is_applied_in_several_turns(
     engine.publish(["BlockStored", list(range(blocks)), None, list(range(16 * blocks)), 16, None])
     await until(lambda: bench.caches.index.blocks == blocks)
     assert turns > 3
+
+
+async def test_the_rest_of_a_batch_is_not_taken_for_an_endpoint_that_has_gone(
+    engine: Engine, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench.feed, "_clock", Slow())
+    apply = bench.feed.apply
+
+    turns = 0
+
+    def leave_between() -> None:
+        nonlocal turns
+        turns += 1
+        apply()
+        if bench.caches.index.blocks:
+            bench.datastore.apply([Endpoint("127.0.0.1:8001")], 1.0)
+
+    monkeypatch.setattr(bench.feed, "apply", leave_between)
+    long = ["BlockStored", list(range(2000)), None, list(range(16 * 2000)), 16, None]
+    engine.publish(long, stored(0, 1))
+    await until(lambda: turns > 1 and not bench.feed._receiver.woken)
+    assert bench.caches.index.blocks == 0
