@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from array import array
 from typing import TYPE_CHECKING, Any
 
@@ -154,6 +155,37 @@ async def test_a_cleared_cache_is_known_whole_again(engine: Engine, bench: Bench
     await until(lambda: bench.feed.results["taken"] == 3 and bench.cached() == 5)
     engine.publish(["AllBlocksCleared"])
     await until(lambda: bench.cached() == 0)
+
+
+async def test_when_receiving_fails_nothing_that_was_told_counts_any_more(
+    engine: Engine, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.publish(stored(0, 2))
+    await until(lambda: bench.cached() == 32)
+
+    def fail(_feeds: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(bench.feed._receiver, "_follow", fail)
+    bench.datastore.apply([Endpoint("127.0.0.1:8000"), Endpoint("127.0.0.1:8001")], 1.0)
+    await until(lambda: bench.cached() == 5)
+    assert {problem for _, problem, _ in bench.feed.endpoints()} == {"unheard"}
+
+
+async def test_where_a_socket_cannot_be_opened_the_others_are_heard(
+    engine: Engine, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = list[int]()
+
+    def refuse(_context: object, kind: int) -> None:
+        refused.append(kind)
+        raise zmq.ZMQError(errno.EMFILE)
+
+    monkeypatch.setattr(zmq.Context, "socket", refuse)
+    bench.datastore.apply([Endpoint("127.0.0.1:8000"), Endpoint("127.0.0.1:8001")], 1.0)
+    await until(lambda: refused)
+    engine.publish(stored(0, 1))
+    await until(lambda: bench.cached() == 16)
 
 
 async def test_what_is_no_message_is_counted(engine: Engine, bench: Bench) -> None:
