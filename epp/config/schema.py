@@ -375,11 +375,12 @@ class KvEvents(Section, frozen=True):
         enabled: listen to them.
         address: where each engine publishes, such as ``tcp://{host}:5557`` with the endpoint's host; an
             endpoint's own ``kv_events`` goes before it. Empty for no other than these.
-        replay_address: where engines send again what was missed, such as ``tcp://{host}:5558``.
+        replay_address: where engines send again what was missed, such as ``tcp://{host}:5657``.
         listen: address of a socket to which engines connect, such as ``tcp://*:5557``; their topics are
             ``kv@``, the endpoint's address, ``@`` and anything.
         topics: beginnings of the topics to listen to, any when empty.
-        ranks: data-parallel ranks behind each endpoint; each publishes at the port after the one before.
+        ranks: data-parallel ranks behind each endpoint; each publishes, and sends again, at the port after
+            the one before: the two first ports lie at least so far apart.
         cpu_price: what a token in the host's memory is worth of one on the accelerator.
         disk_price: likewise on a disk or further away.
         max_blocks: blocks of all endpoints, 300 bytes each.
@@ -394,6 +395,13 @@ class KvEvents(Section, frozen=True):
     cpu_price: Share = 0.8
     disk_price: Share = 0.5
     max_blocks: PositiveInt = 1_000_000
+
+    def __post_init__(self) -> None:
+        """No rank publishes where another sends again."""
+        host, _, port = self.address.rpartition(":")
+        replay_host, _, replay_port = self.replay_address.rpartition(":")
+        if host and host == replay_host and abs(int(port) - int(replay_port)) < self.ranks:
+            raise ValueError(f"ports of address and replay_address are less than ranks ({self.ranks}) apart")
 
 
 class Scrape(Section, frozen=True):

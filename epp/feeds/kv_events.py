@@ -18,7 +18,7 @@ from epp.config.address import split_address
 from epp.errors import UnreadableError
 from epp.feeds.kv_sequences import KvSequence
 from epp.logs import REPEATED
-from epp.prefix_cache.kv_messages import read_batch
+from epp.prefix_cache.kv_messages import Cleared, read_batch
 
 if TYPE_CHECKING:
     import asyncio
@@ -40,6 +40,8 @@ RESULTS = ("taken", "lost", "replayed", "unreadable", "unknown-endpoint", "dropp
 _TURN_S = 0.002
 #: Batches that wait for the event loop; more are dropped, as lost ones.
 _MAX_WAITING = 10_000
+#: Sockets of the thread: ZeroMQ's own bound is 1,023.
+_MAX_SOCKETS = 65_535
 #: How soon a change of the pool is noticed, and messages in the queue of one socket.
 _POLL_MS, _MAX_QUEUED = 50, 100_000
 #: Bytes of the longest message: that of a million tokens has 6 MB.
@@ -98,6 +100,7 @@ class KvReceiver:
         self.woken = False
         self.results = dict.fromkeys(RESULTS, 0)
         self._context = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
         self._poller = zmq.Poller()
         self._wanted: frozenset[Feed] = frozenset()
         self._stop = Event()
@@ -109,11 +112,11 @@ class KvReceiver:
         """Open the central socket.
 
         Raises:
-            OSError: its address cannot be bound.
+            OSError: it cannot be opened, or its address not be bound.
         """
         if self._settings.listen:
-            central = self._open()
             try:
+                central = self._open(zmq.SUB)
                 central.bind(self._settings.listen)
             except zmq.ZMQError as error:
                 raise OSError(error.errno, str(error)) from error
@@ -144,15 +147,8 @@ class KvReceiver:
         finally:
             self._context.destroy(linger=0)
 
-    def _open(self) -> zmq.Socket[bytes]:
-        socket: zmq.Socket[bytes] = self._context.socket(zmq.SUB)
-        self._set(socket)
-        for topic in self._settings.topics or [""]:
-            socket.setsockopt_string(zmq.SUBSCRIBE, topic)
-        return socket
-
-    @staticmethod
-    def _set(socket: zmq.Socket[bytes]) -> None:
+    def _open(self, kind: int) -> zmq.Socket[bytes]:
+        socket: zmq.Socket[bytes] = self._context.socket(kind)
         for option, value in (
             (zmq.LINGER, 0),
             (zmq.IPV6, 1),
@@ -162,6 +158,9 @@ class KvReceiver:
             (zmq.HEARTBEAT_TIMEOUT, _DEAD_MS),
         ):
             socket.setsockopt(option, value)
+        for topic in (self._settings.topics or [""]) if kind == zmq.SUB else ():
+            socket.setsockopt_string(zmq.SUBSCRIBE, topic)
+        return socket
 
     def _follow(self, wanted: frozenset[Feed]) -> None:
         for feed in self._sources.keys() - wanted:
@@ -173,18 +172,20 @@ class KvReceiver:
             source = _Source(feed, KvSequence(replays=bool(feed.replay_url)), None)
             self._sources[feed] = self._by_name[feed.address, feed.rank] = source
             if feed.url:
-                source.socket = self._open()
-                self._connect(source, source.socket, feed.url)
+                source.socket = self._connect(source, zmq.SUB, feed.url)
 
-    def _connect(self, source: _Source, socket: zmq.Socket[bytes], url: str) -> bool:
+    def _connect(self, source: _Source, kind: int, url: str) -> zmq.Socket[bytes] | None:
+        socket = None
         try:
+            socket = self._open(kind)
             socket.connect(url)
         except zmq.ZMQError as error:
             log.warning("kv_events: cannot connect to %s: %s", url, error)
-            return False
+            self._close(socket)
+            return None
         self._by_socket[socket] = source
         self._poller.register(socket, zmq.POLLIN)
-        return True
+        return socket
 
     def _close(self, socket: zmq.Socket[bytes] | None) -> None:
         if socket is not None:
@@ -269,9 +270,8 @@ class KvReceiver:
     def _ask(self, source: _Source, number: int) -> None:
         """Ask an engine to send its messages from one on again."""
         self._close(source.replay)
-        source.replay = self._context.socket(zmq.DEALER)
-        self._set(source.replay)
-        if self._connect(source, source.replay, source.feed.replay_url):
+        source.replay = self._connect(source, zmq.DEALER, source.feed.replay_url)
+        if source.replay is not None:
             source.replay.send_multipart([b"", number.to_bytes(_NUMBER_BYTES)], zmq.NOBLOCK)
 
 
@@ -313,7 +313,7 @@ class KvEventFeed:
         """
         self._loop = loop
         self._receiver.listen()
-        Thread(target=self._receiver.run, args=(self._wake,), name="kv events", daemon=True).start()
+        Thread(target=self._run, name="kv events", daemon=True).start()
         self.follow()
 
     def stop(self) -> None:
@@ -337,9 +337,26 @@ class KvEventFeed:
                 feeds.add(Feed(endpoint.address, rank, *urls))
         self._receiver.want(frozenset(feeds))
 
-    def _wake(self) -> None:
+    def _run(self) -> None:
+        """Receive, in the thread."""
+        try:
+            self._receiver.run(lambda: self._call(self.apply))
+        except Exception:
+            log.exception("kv_events: receiving has failed; estimates count until the picker starts again")
+            self._call(self._give_up)
+
+    def _call(self, what: Callable[[], None]) -> None:
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self.apply)
+            self._loop.call_soon_threadsafe(what)
+
+    def _give_up(self) -> None:
+        """Forget what was told: nothing will be heard any more."""
+        self._receiver.news.clear()
+        self._applying = iter(())
+        for slot in self._caches.problems(self._clock.mono_s()):
+            self._caches.forget(slot)
+        self.follow()
+        self.apply()
 
     def apply(self) -> None:
         """Apply what has come, for one turn; the rest after whatever else the loop has to do."""
@@ -369,11 +386,17 @@ class KvEventFeed:
         else:
             batch, whole = what
             caches.heard(slot, rank, now_s, whole=whole)
+            if batch.unread:
+                caches.refused(slot, rank)
             for event in batch.events:
+                if self._datastore.slot_of(address) != slot:  # it went in a pause
+                    return
                 for why in caches.index.apply(slot, rank, event):
                     if why:
                         caches.refused(slot, rank)
                     yield why
+                if isinstance(event, Cleared):
+                    caches.heard(slot, rank, now_s, whole=not batch.unread)
 
 
 def _of_rank(template: str, host: str, rank: int) -> str:

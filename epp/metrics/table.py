@@ -202,7 +202,8 @@ TABLE: tuple[Row, ...] = (
         "epp_kv_event_refused_blocks_total",
         "reason",
         "Blocks that were not taken: unknown-parent (the block before was never told of); full"
-        " (kv_events.max_blocks); small (fewer than 8 tokens).",
+        " (kv_events.max_blocks); small (fewer than 8 tokens); smaller-group (forgotten, as a group of"
+        " smaller blocks came).",
         lambda feed: [((why,), float(count)) for why, count in feed.refused.items()],
     ),
     _of_events(

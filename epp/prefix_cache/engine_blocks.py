@@ -37,8 +37,9 @@ _MAX_AGAIN = 65_536
 _SHARDS = 64
 _PLACES = MAX_GROUPS * len(TIERS)
 _PLACES_MASK = (1 << _PLACES) - 1
-#: Why blocks were not taken: their parent is not known, there is no room, they are too small.
-REFUSALS = ("unknown-parent", "full", "small")
+#: Why blocks were not taken: their parent is not known, there is no room, they are too small; or were
+#: forgotten: a group of smaller blocks came.
+REFUSALS = ("unknown-parent", "full", "small", "smaller-group")
 
 
 class ChainKey(NamedTuple):
@@ -124,7 +125,7 @@ class EngineBlocks:
         """Apply an event, pausing after every `SLICE` blocks.
 
         Yields:
-            ``""``, or at the end why the rest of it is not taken, one of `REFUSALS`.
+            ``""``, or at the end why the rest is not taken, or blocks were forgotten, one of `REFUSALS`.
         """
         if isinstance(event, Cleared):
             before = self._replica(slot, rank)
@@ -268,15 +269,13 @@ class EngineBlocks:
         return ranks[rank]
 
     def _store(self, slot: int, rank: int, event: Stored) -> Iterator[str]:
-        replica = self._replica(slot, rank)
+        replica, forgotten = self._replica(slot, rank), 0
         step_tokens = math.gcd(replica.step_tokens, event.block_tokens)
         if step_tokens < MIN_BLOCK_TOKENS:
             yield self._refuse("small", len(event.hashes))
             return
         if step_tokens != replica.step_tokens:
-            if any(
-                replica.entries
-            ):  # a group of smaller blocks than any before: all is hashed in other steps
+            if forgotten := sum(map(len, replica.entries)):  # all is hashed in other steps
                 self.clear(slot, rank)
                 replica = self._replica(slot, rank)
             replica.step_tokens = step_tokens
@@ -291,6 +290,8 @@ class EngineBlocks:
             yield self._refuse("unknown-parent", len(event.hashes))
             return
         yield from self._store_behind(value, (slot, rank), replica, event)
+        if forgotten:
+            yield self._refuse("smaller-group", forgotten)
 
     def _store_behind(
         self, value: int, place: tuple[int, int], replica: _Replica, event: Stored

@@ -158,7 +158,7 @@ class EngineCaches:
             self.index.uncount_repeats(slot, rank)
 
     def refused(self, slot: int, rank: int) -> None:
-        """Note blocks that were not taken: what is known of the rank is not all any more."""
+        """Note blocks that were not taken, or not read: what is known of the rank is not all any more."""
         if (trust := self._trust.get(slot)) is not None:
             trust.whole.discard(rank)
 

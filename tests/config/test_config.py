@@ -29,6 +29,11 @@ from epp.errors import ConfigError
         ("tokens: {models: {a: {source: x}, m: {sorce: x}}}", "tokens.models.m.sorce", "mean 'source'?"),
         ("regions: [{allow: [eu], header: x-tenant}]", "regions[0]", "go together"),
         ("request: {max_held_body_bytes: 1000}", "request", "is below max_body_bytes"),
+        (
+            "kv_events: {address: 'tcp://{host}:5557', replay_address: 'tcp://{host}:5558', ranks: 2}",
+            "kv_events",
+            "less than ranks (2) apart",
+        ),
         ("observe: sample:2", "observe", "no such value (all, none, or sample: and a share from 0 to 1"),
         ("probe: {timeout_s: .inf}", "probe.timeout_s", "(above 0 and at most 1000000000000)"),
         ("probe: {path: health}", "probe.path", "from / on, e.g. /health"),

@@ -179,7 +179,8 @@ def test_a_group_of_larger_blocks_is_matched_by_the_same_tokens(index: EngineBlo
 
 
 def test_a_group_of_smaller_blocks_begins_the_index_anew(index: EngineBlocks) -> None:
-    apply(index, Stored([9], None, tokens_of(IDS[:32]), 32), stored(0, 2, group=1))
+    large = Stored([9], None, tokens_of(IDS[:32]), 32)
+    assert apply(index, large, stored(0, 2, group=1)) == ["smaller-group"]
     assert held(index) == 32  # of group 1, the only one of which blocks are known in these steps
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from array import array
 from typing import TYPE_CHECKING, Any
 
@@ -138,6 +139,55 @@ async def test_numbers_that_begin_anew_let_cache_and_estimate_be_forgotten(
     assert bench.datastore.index.tokens(0) == 0
 
 
+async def test_an_event_that_cannot_be_read_lets_the_estimate_add_to_events(
+    engine: Engine, bench: Bench
+) -> None:
+    engine.publish(stored(0, 1), ["BlockRemoved", [11], "GPU"])
+    await until(lambda: bench.feed.results["taken"] == 1 and bench.cached() == 0)
+    engine.publish(["BlockStored", [11], None, [], 0, None, "CPU", None])
+    await until(lambda: bench.cached() == 5)
+
+
+async def test_a_cleared_cache_is_known_whole_again(engine: Engine, bench: Bench) -> None:
+    engine.publish(stored(0, 1))
+    engine.publish(stored(3, 4))  # the block before was never told of
+    engine.publish(["BlockRemoved", [11], "GPU"])
+    await until(lambda: bench.feed.results["taken"] == 3 and bench.cached() == 5)
+    engine.publish(["AllBlocksCleared"])
+    await until(lambda: bench.cached() == 0)
+
+
+async def test_when_receiving_fails_nothing_that_was_told_counts_any_more(
+    engine: Engine, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.publish(stored(0, 2))
+    await until(lambda: bench.cached() == 32)
+
+    def fail(_feeds: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(bench.feed._receiver, "_follow", fail)
+    bench.datastore.apply([Endpoint("127.0.0.1:8000"), Endpoint("127.0.0.1:8001")], 1.0)
+    await until(lambda: bench.cached() == 5)
+    assert {problem for _, problem, _ in bench.feed.endpoints()} == {"unheard"}
+
+
+async def test_where_a_socket_cannot_be_opened_the_others_are_heard(
+    engine: Engine, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = list[int]()
+
+    def refuse(_context: object, kind: int) -> None:
+        refused.append(kind)
+        raise zmq.ZMQError(errno.EMFILE)
+
+    monkeypatch.setattr(zmq.Context, "socket", refuse)
+    bench.datastore.apply([Endpoint("127.0.0.1:8000"), Endpoint("127.0.0.1:8001")], 1.0)
+    await until(lambda: refused)
+    engine.publish(stored(0, 1))
+    await until(lambda: bench.cached() == 16)
+
+
 async def test_what_is_no_message_is_counted(engine: Engine, bench: Bench) -> None:
     engine.socket.send_multipart([b"kv", b"1"])
     engine.socket.send_multipart([b"kv", bytes(8), b"\xc1"])
@@ -214,3 +264,25 @@ async def test_a_long_message_is_applied_in_several_turns(
     engine.publish(["BlockStored", list(range(blocks)), None, list(range(16 * blocks)), 16, None])
     await until(lambda: bench.caches.index.blocks == blocks)
     assert turns > 3
+
+
+async def test_the_rest_of_a_batch_is_not_taken_for_an_endpoint_that_has_gone(
+    engine: Engine, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench.feed, "_clock", Slow())
+    apply = bench.feed.apply
+
+    turns = 0
+
+    def leave_between() -> None:
+        nonlocal turns
+        turns += 1
+        apply()
+        if bench.caches.index.blocks:
+            bench.datastore.apply([Endpoint("127.0.0.1:8001")], 1.0)
+
+    monkeypatch.setattr(bench.feed, "apply", leave_between)
+    long = ["BlockStored", list(range(2000)), None, list(range(16 * 2000)), 16, None]
+    engine.publish(long, stored(0, 1))
+    await until(lambda: turns > 1 and not bench.feed._receiver.woken)
+    assert bench.caches.index.blocks == 0
