@@ -11,7 +11,7 @@ from tests.kit.envoy import require_envoy
 from tests.kit.llama_cpp import MODEL, TOKENIZER, llama_cpp_process
 from tests.kit.picker import Serving
 from tests.kit.records import command, ended, recorded
-from tests.kit.up import running_up
+from tests.kit.up import own_ports, running_up
 from tests.kit.waiting import until
 
 if TYPE_CHECKING:
@@ -51,7 +51,10 @@ async def test_the_picker_counts_and_believes_what_the_engines_count_and_find(tm
 
 async def test_two_engines_answer_through_epp_up_alone(tmp_path: Path) -> None:
     one, two = (llama_cpp_process(tmp_path) for _ in range(2))
-    async with one, running_up(tmp_path, f"http://{one.address}", f"http://{two.address}") as up:
+    async with (
+        one,
+        running_up(tmp_path, f"http://{one.address}", f"http://{two.address}", *own_ports()) as up,
+    ):
         assert (await up.ask(MODEL))[0] == 200
         async with two:
             await until(lambda: f"{two.address} is llama.cpp and serves {MODEL}" in up.log())

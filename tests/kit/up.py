@@ -12,6 +12,7 @@ import aiohttp
 
 from epp.envoy.child import Child
 from tests.kit.envoy import require_envoy
+from tests.kit.ports import free_ports
 from tests.kit.replicas import CHAT, MODEL, chat_body
 
 if TYPE_CHECKING:
@@ -44,6 +45,13 @@ class Up(Child):
         listed = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
         names = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in map(int, listed)}
         return {"envoy" if b"--admin-address-path" in name else "picker": pid for pid, name in names.items()}
+
+
+def own_ports() -> list[str]:
+    """Name ports that no other test takes: the usual ones are for the tests of `epp up` itself."""
+    first = free_ports(3)
+    options = ("--listen", "--http", "--grpc")
+    return [word for n, option in enumerate(options) for word in (option, f"127.0.0.1:{first + n}")]
 
 
 @asynccontextmanager

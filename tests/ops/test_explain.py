@@ -16,7 +16,7 @@ from epp.ops.picker_http import UP_READY, newest_up
 from epp.ops.up.command import own_folder
 from tests.kit.records import command, decided, record_all
 from tests.kit.replicas import MODEL, chat_body, quick_config, running_fleet
-from tests.kit.up import running_up
+from tests.kit.up import own_ports, running_up
 from tests.kit.waiting import until
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ async def test_beside_a_running_up_it_tells_outcomes_and_what_would_be_picked(
     (apart / "body.json").write_text(json.dumps({**chat_body("hello", max_tokens=4), "model": MODEL}))
     async with (
         running_fleet([quick_config("a"), quick_config("b")]) as (a, b),
-        running_up(apart, a.url, b.url) as up,
+        running_up(apart, a.url, b.url, *own_ports()) as up,
     ):
         status, _ = await up.ask()
         assert status == 200
