@@ -97,8 +97,8 @@ class Role(StrEnum):
 HELPERS = (Role.ENCODE, Role.PREFILL)
 #: Request headers that name them, as llm-d's sidecar reads them.
 WORKER_HEADERS = {Role.PREFILL: "x-prefiller-host-port", Role.ENCODE: "x-encoder-hosts-ports"}
-#: By which it sends a request to another engine.
-RANK_HEADER = "x-data-parallel-host-port"
+#: By which that sidecar sends a request to the rank at an address.
+RANK_ADDRESS_HEADER = "x-data-parallel-host-port"
 #: Those that prefill.
 PREFILLING = frozenset({Role.WHOLE, Role.PREFILL})
 

@@ -12,7 +12,7 @@ from epp.config.section import MAX_MODEL_WAIT_S
 from epp.envoy import messages as api
 from epp.envoy.clusters import DESTINATION_NAMESPACE, PICKER
 from epp.envoy.settings import EnvoySettings, Variant
-from epp.types import RANK_HEADER, WORKER_HEADERS
+from epp.types import RANK_ADDRESS_HEADER, WORKER_HEADERS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +26,7 @@ RESERVED_PREFIXES = (
     "x-envoy-",
     "x-epp-decision-id",
     *WORKER_HEADERS.values(),
-    RANK_HEADER,
+    RANK_ADDRESS_HEADER,
 )
 """Names that only the picker and Envoy may set: destination, its subset, what served; Envoy's own, with
 which a client it takes for internal could set timeouts, retries or an original destination; a decision's id,

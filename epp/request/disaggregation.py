@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from epp.types import RANK_HEADER, WORKER_HEADERS
+from epp.types import RANK_ADDRESS_HEADER, WORKER_HEADERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from epp.schedule.decision import Decision
 
 #: Request headers that clients may not send to engines that are told of workers.
-STRIPPED = frozenset({*WORKER_HEADERS.values(), RANK_HEADER, "x-data-parallel-rank"})
+STRIPPED = frozenset({*WORKER_HEADERS.values(), RANK_ADDRESS_HEADER, "x-data-parallel-rank"})
 
 
 def worker_headers(decision: Decision, known_as: Callable[[str], str]) -> dict[str, str]:

@@ -298,12 +298,7 @@ def to_record(
         "blocks": blocks,
         "block_tokens": block_tokens,
         "text_bytes": request.text_bytes,
-        "endpoints": snapshot.endpoints,
-        "regions": snapshot.regions,
-        "engine_classes": snapshot.engine_classes,
-        "signals": _signals(snapshot),
-        "unknown": _unknown(snapshot),
-        "rtt_sources": _rows_by(snapshot.rtt_sources, RTT_SOURCES),
+        **_seen(snapshot),
         "shares": None if decision.slow_start_weights is None else decision.slow_start_weights.tolist(),
         "held_back": decision.slow_start_excluded,
         "terms": _lists(decision.ranking.terms),
@@ -335,14 +330,9 @@ def _parts(decision: Decision) -> dict[str, Any]:
         "partners": {role: rows.tolist() for role, rows in decision.ranking.partners.items()},
         "workers": {
             role: {
-                "endpoints": seen.endpoints,
-                "regions": seen.regions,
-                "engine_classes": seen.engine_classes,
+                **_seen(seen),
                 "revisions": seen.revisions,
                 "served_models": seen.models,
-                "signals": _signals(seen),
-                "unknown": _unknown(seen),
-                "rtt_sources": _rows_by(seen.rtt_sources, RTT_SOURCES),
                 "extra": _lists(seen.extra),
             }
             for role, seen in snapshot.workers.items()
@@ -350,12 +340,18 @@ def _parts(decision: Decision) -> dict[str, Any]:
     }
 
 
-def _signals(snapshot: Snapshot) -> dict[str, list[float]]:
-    return dict(zip(NUMERIC_COLUMNS, snapshot.block.tolist(), strict=True))
-
-
-def _unknown(snapshot: Snapshot) -> dict[str, list[int]]:
-    return {name: mask.nonzero()[0].tolist() for name, mask in snapshot.unknown.items() if mask.any()}
+def _seen(snapshot: Snapshot) -> dict[str, Any]:
+    """Return what every snapshot says of its endpoints."""
+    return {
+        "endpoints": snapshot.endpoints,
+        "regions": snapshot.regions,
+        "engine_classes": snapshot.engine_classes,
+        "signals": dict(zip(NUMERIC_COLUMNS, snapshot.block.tolist(), strict=True)),
+        "unknown": {
+            name: mask.nonzero()[0].tolist() for name, mask in snapshot.unknown.items() if mask.any()
+        },
+        "rtt_sources": _rows_by(snapshot.rtt_sources, RTT_SOURCES),
+    }
 
 
 def _lists(columns: Mapping[str, Floats]) -> dict[str, list[float]]:

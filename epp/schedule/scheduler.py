@@ -503,7 +503,7 @@ class Scheduler:
         The answer's engine has the prompt's KV cache then.
         """
         entry = self._in_flight.get(decision_id)
-        if entry is not None and entry.legs[1:]:
+        if entry is not None:
             self._end_parts(decision_id, entry, arrived=True)
 
     def _end_parts(self, decision_id: str, entry: InFlight, *, arrived: bool = False) -> None:
@@ -678,16 +678,14 @@ class Scheduler:
 
     def expire(self, now_s: float) -> list[Outcome]:
         """End the requests whose leases outlived their time."""
-        gone = [(lease, self._in_flight.pop(lease, None)) for lease in self.datastore.ledger.expire(now_s)]
-        for lease, entry in gone:
-            if entry is not None:
+        found: list[Outcome] = []
+        for lease in self.datastore.ledger.expire(now_s):
+            if (entry := self._in_flight.pop(lease, None)) is not None:
                 self._end_parts(lease, entry)
-        found = [outcome_of(lease, entry, "expired", now_s) for lease, entry in gone if entry is not None]
+                self._settle_prefixes(entry, now_s)
+                found.append(outcome_of(lease, entry, "expired", now_s))
         for outcome in found:
             self._tell_end(outcome, now_s)
-        for _, entry in gone:
-            if entry is not None:
-                self._settle_prefixes(entry, now_s)
         return found
 
     def _tell_end(self, outcome: Outcome, now_s: float) -> None:
