@@ -16,7 +16,7 @@ import numpy as np
 
 from epp.errors import EppError
 from epp_lab.compare.fleets import fleet_named, pd_fleet
-from epp_lab.compare.plan import PlanCell, Source, add_window_arguments, number_from
+from epp_lab.compare.plan import PlanCell, Source, add_load_arguments, number_from
 from epp_lab.compare.simulate import PolicyChoice, completed, run_task
 from epp_lab.compare.stats import mean_interval
 from epp_lab.experiment import ratio_text
@@ -149,19 +149,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("load").add_argument
     add("--workload", metavar="NAME", help="a generated workload; `epp lab compare --list` shows them")
     add("--trace", metavar="FILE", help="a recorded trace or your own records, as `epp lab trace` reads them")
-    add(
-        "--load",
-        type=number_from(1e-6, float),
-        default=1.0,
-        help="factor on the load's own pace (%(default)s)",
-    )
-    add_window_arguments(add)
-    add(
-        "--max-prompt-tokens",
-        type=number_from(0),
-        default=0,
-        help="drop a trace's longer prompts (default: none)",
-    )
+    add_load_arguments(add, max_prompt_tokens=0)
     add = parser.add_argument_group("engines").add_argument
     add("--gpus", type=number_from(2), required=True, metavar="N", help="how many GPUs")
     add("--gpus-per-worker", type=number_from(1), default=1, metavar="N", help="each worker's (%(default)s)")

@@ -18,7 +18,7 @@ from epp_lab.compare.fleets import FLEETS, PD_NAMES, fleet_named
 from epp_lab.compare.gateways import drive_gateways, parse_gateways
 from epp_lab.compare.hillclimb import HILLCLIMB
 from epp_lab.compare.load import add_api_key, api_key_headers
-from epp_lab.compare.plan import PlanCell, Source, add_window_arguments, counts, listed, number_from
+from epp_lab.compare.plan import PlanCell, Source, add_load_arguments, counts, listed, number_from
 from epp_lab.compare.report import PLAIN_WIDTH, conclusion, headline, lesson_sentence, report_page, tables
 from epp_lab.compare.results import SCHEMA, compare_policies, encode, load_entry, policy_entry
 from epp_lab.compare.simulate import (
@@ -59,19 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("load").add_argument
     add("--workload", metavar="NAME,..", help="generated workloads; `--list` shows them")
     add("--trace", metavar="FILE", help="a recorded trace, as `epp lab trace` reads it")
-    add(
-        "--load",
-        type=number_from(1e-6, float),
-        default=1.0,
-        help="factor on the load's own pace (%(default)s)",
-    )
-    add_window_arguments(add)
-    add(
-        "--max-prompt-tokens",
-        type=number_from(0),
-        default=24_000,
-        help="drop a trace's longer prompts (%(default)s)",
-    )
+    add_load_arguments(add, max_prompt_tokens=24_000)
     add("--max-in-flight", type=number_from(0), help="the client's limit; 0 for none (default: the load's)")
     add(
         "--warmup",

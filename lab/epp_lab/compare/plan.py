@@ -79,6 +79,23 @@ def add_window_arguments(add: Callable[..., object]) -> None:
     )
 
 
+def add_load_arguments(add: Callable[..., object], max_prompt_tokens: int) -> None:
+    """Declare how a load is taken: its pace, which stretch, up to which prompts unless told otherwise."""
+    add(
+        "--load",
+        type=number_from(1e-6, float),
+        default=1.0,
+        help="factor on the load's own pace (%(default)s)",
+    )
+    add_window_arguments(add)
+    add(
+        "--max-prompt-tokens",
+        type=number_from(0),
+        default=max_prompt_tokens,
+        help="drop a trace's longer prompts; 0 for none (%(default)s)",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """Where requests come from.
