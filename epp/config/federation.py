@@ -30,15 +30,15 @@ class Federation(Section, frozen=True):
     """A picker and an Envoy in each region of `relays.regions`, which hand each other requests.
 
     Attributes:
-        region: the own one, a name of `relays.regions`; empty where regions do not cooperate. Then
-            `relays.cert_file` is valid for ``REGION.region.epp.internal``.
+        region: the own one, a name of `relays.regions`, for which `relays.cert_file` is valid as
+            ``REGION.region.epp.internal``; empty where regions do not cooperate.
         key_file: file whose bytes sign forwarded requests, the same in all regions.
         max_hops: how often a request may be forwarded.
-        forward_port: first of the loopback ports at which the own Envoy takes requests for other regions, one
-            a region in the order of `relays.regions`.
+        forward_port: first of the loopback ports at which the own Envoy takes requests for other
+            regions, in the order of `relays.regions`.
         coordinates: region -> [latitude, longitude] in degrees, for `epp envoy render --entry`.
-        prices: region -> [per GB that leaves it, per million tokens computed there], in any unit of money.
-        ms_per_unit: what a unit of money weighs, in milliseconds of latency.
+        prices: region -> [per GB that leaves it, per million tokens computed there], in any money.
+        ms_per_unit: latency that a unit of money weighs.
     """
 
     region: str = ""
