@@ -28,15 +28,16 @@ TARGET = Path(__file__).parent / "configuration.md"
 HEAD = """# Configuration
 
 Check a configuration with `epp config check epp.yaml`, and serve with `epp serve --config epp.yaml`. An empty
-file is valid. Unknown keys are errors; all errors are reported at once. Paths are relative to the file. Where a
-key has no default, its column has the type. "Render Envoy again" means `epp envoy render`, after a change.
+file is valid. Unknown keys are errors; all errors are reported at once. Paths are relative to the file. A key
+without a default shows its type instead. "Render Envoy again": with `epp envoy render`, after a change.
 
 An environment variable can set every key of `epp.yaml`: `EPP__POLICY__NAME=gorgo` sets `policy.name`. Values
 are YAML. A flag wins over a variable, a variable over the file.
 """
 WEIGHTS_NOTE = (
-    "Watched; [weights.md](weights.md) says who writes them. While a file is torn, invalid or out of bounds, the "
-    "last good values stay in force, also over a restart; the log says so once, and `epp_file_ok` is 0."
+    "Watched; [weights.md](weights.md) says who writes them. While a file is torn, invalid or out of "
+    "bounds, the last good values stay in force, also over a restart; the log says so once, and "
+    "`epp_file_ok` is 0."
 )
 LIVE_NOTE = (
     f"Watched. {', '.join(f'`{key}`' for key in LIVE)} change in a running picker. Any other "
