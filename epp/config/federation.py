@@ -16,7 +16,7 @@ _Degrees = Annotated[float, msgspec.Meta(ge=-180, le=180)]
 MAX_REGIONS = 64
 #: Domain of the certificates that regions' Envoys show each other, each for its own name below it.
 DOMAIN = "region.epp.internal"
-#: Request headers: the signed token of a pick that may be forwarded; the regions that it may go to;
+#: Request headers: the signed token of a decision that may be forwarded; the regions that it may go to;
 #: who forwarded, as DNS names of its certificate, which Envoy sets for peers and removes elsewhere.
 HOP_HEADER, FORWARD_HEADER, PEER_HEADER = "x-epp-hop", "x-epp-forward-to", "x-epp-peer"
 #: Field of the decision's metadata: no engine of the own region may take the request.

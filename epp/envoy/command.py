@@ -300,9 +300,9 @@ def settings_from_config(
     """What the picker's own configuration says about the Envoy in front of it.
 
     A wildcard listener is reached over loopback. Envoy waits longer where a tokenizer may count longer: a
-    pick that comes too late is lost. With TLS on the gRPC side the picker's certificate is trusted as its own
-    authority, which is right for a self-signed one. Endpoints that answer no requests by the policy are left
-    out.
+    decision that comes too late is lost. With TLS on the gRPC side the picker's certificate is trusted as its
+    own authority, which is right for a self-signed one. Endpoints that answer no requests by the policy are
+    left out.
 
     Args:
         config: the configuration.

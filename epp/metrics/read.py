@@ -192,7 +192,7 @@ def queues(state: PickerState) -> Samples:
 
 
 def ready(state: PickerState) -> Samples:
-    """Count the endpoints that may be picked."""
+    """Count the endpoints that may be chosen."""
     serves = state.datastore.health.standing(state.mono_s()).serves
     taking = [slot for slot, endpoint in state.datastore.members if not endpoint.draining]
     return [((state.pool,), float(sum(map(serves, taking))))]

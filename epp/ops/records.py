@@ -45,7 +45,7 @@ class Query:
     """Conditions that all must hold; an empty one always does.
 
     Attributes:
-        endpoint: address of the pick, or of who served instead.
+        endpoint: address of the chosen endpoint, or of who served instead.
         policy: name of the policy.
         cause: why the request ended; ``none`` for one without an outcome.
         model: public model name.
@@ -329,7 +329,7 @@ def _requests(arguments: argparse.Namespace) -> Iterator[Joined]:
 
 
 def _picked(decision: Mapping[str, Any]) -> str:
-    """Return the address of the pick."""
+    """Return the address of the chosen endpoint."""
     return str(decision["endpoints"][decision["chosen"]])
 
 

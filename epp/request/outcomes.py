@@ -5,7 +5,7 @@ stream by its flush interval; a request that no report came for within `REPORT_W
 its stream told. Where the end was only predicted, and Envoy reports, the real one may come much later: then
 `FORETOLD_WAIT_S`. Leases never wait for a report: they end with the stream.
 
-A request whose stream ended with its pick has estimated ends: its uncached tokens are released at the
+A request whose stream ended with its decision has estimated ends: its uncached tokens are released at the
 predicted first token, its lease at the predicted end. Engine metrics correct this both ways: an endpoint that
 reports nothing running or waiting frees what was sent to it well before that scrape, and one that reports at
 least as many requests as the ledger counts keeps a lease for longer, up to `LONGEST` times its prediction. An
@@ -113,7 +113,7 @@ class Outcomes:
         self._attempts: dict[str, set[str]] = {}
         #: Of retries of refusals.
         self.retry_budget = RetryBudget()
-        #: Endpoints whose last pick Envoy did not honour.
+        #: Endpoints whose last decision Envoy did not honour.
         self._not_honoured: set[str] = set()
         #: Called with every outcome.
         self.on_outcome: dict[str, Callable[[Outcome], None]] = {}
@@ -357,7 +357,7 @@ class Outcomes:
         if report.attempts > 1 and first != report.served:
             found[picked, True] = "went on to another endpoint"
         if self._scheduler.datastore.slot_of(served) is None:
-            # A relay that was not reached, or broke off: so is the way to the endpoint picked.
+            # A relay that was not reached, or broke off: so is the way to the chosen endpoint.
             if report.attempts == 1 and report.cause in _ENDPOINT_FAILED:
                 found[picked, True] = report.cause.value
         elif report.cause in _ENDPOINT_FAILED:
@@ -383,14 +383,14 @@ class Outcomes:
         return verdict
 
     def _count_honoured(self, outcome: Outcome) -> None:
-        """Count a pick that Envoy did not honour; log it once until Envoy honours one of that endpoint."""
+        """Count a decision that Envoy did not honour; log it once until Envoy honours one there."""
         endpoint = outcome.endpoint
         if outcome.honoured:
             self._not_honoured.discard(endpoint)
         if outcome.honoured is not False:
             return
         self._metrics.value("epp_picks_not_honoured_total").inc()
-        # A late pick of an endpoint that has left the pool is nothing to warn of.
+        # A late decision of an endpoint that has left the pool is nothing to warn of.
         if endpoint not in self._not_honoured and self._scheduler.datastore.slot_of(endpoint) is not None:
             self._not_honoured.add(endpoint)
             log.warning(
@@ -452,7 +452,7 @@ def _words(told: Outcome | Report) -> str:
 
 
 def _as_streamed(outcome: Outcome) -> Outcome:
-    """Mark an answer of another endpoint than the one picked, which the stream showed to its end."""
+    """Mark an answer of another endpoint than the chosen one, which the stream showed to its end."""
     if outcome.cause == Cause.COMPLETED.value and outcome.where != outcome.endpoint:
         return replace(outcome, cause=Termination.RETRIED_ELSEWHERE.value)
     return outcome
@@ -460,7 +460,7 @@ def _as_streamed(outcome: Outcome) -> Outcome:
 
 @dataclass(slots=True)
 class _EstimatedEnd:
-    """A request and its prediction; `slot` and `ended_s` once its stream has ended with its pick."""
+    """A request and its prediction; `slot` and `ended_s` once its stream has ended with its decision."""
 
     endpoint: str
     rtt_s: float
@@ -474,7 +474,7 @@ class _EstimatedEnd:
 
 
 class EstimatedReservations:
-    """Ends the leases of requests whose stream ended with the pick.
+    """Ends the leases of requests whose stream ended with the decision.
 
     Args:
         scheduler: holds the leases.
@@ -508,7 +508,7 @@ class EstimatedReservations:
         self._any.set()
 
     def unsent(self, decision_id: str) -> None:
-        """End a request whose pick did not reach the proxy: no engine has it."""
+        """End a request whose decision did not reach the proxy: no engine has it."""
         if self._estimated.pop(decision_id, None) is not None:
             self._outcomes.stream_ended(decision_id, Cause.CLIENT_GONE.value)
 

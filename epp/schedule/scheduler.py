@@ -630,7 +630,7 @@ class Scheduler:
             datastore.stored.store(slot, key_of(response_id), now_s)
 
     def workers_of(self, decision_id: str) -> Mapping[Role, str]:
-        """Return who does a part of a request for the endpoint picked, by role, until it is settled."""
+        """Return who does a part of a request for the chosen endpoint, by role, until it is settled."""
         entry = self._known(decision_id)
         return {} if entry is None else entry.workers
 

@@ -189,11 +189,11 @@ class RegionSim(FleetSim):
         self._submit(decision_id, request, answering)
 
     def report_served(self, decision_id: str, address: str) -> None:
-        """Report to a picker who answers, where that is not who was picked."""
+        """Report to a picker who answers, where that is not who was chosen."""
         self._pickers.of(decision_id).served(decision_id, address)
 
     def report_unserved(self, decision_id: str, address: str) -> None:
-        """Report to a picker that a peer did not serve what it was picked for."""
+        """Report to a picker that a peer did not serve what it was chosen for."""
         datastore = self._pickers.of(decision_id).datastore
         if (slot := datastore.slot_of(address)) is not None:
             datastore.retry_after.pause_for(slot, PEER_PAUSE_S, self.loop.now_ms / 1e3)
