@@ -431,7 +431,7 @@ class Scrape(Section, frozen=True):
 
 
 class Probe(Section, frozen=True):
-    """RTT and health probes over one warm connection per endpoint.
+    """RTT and health probes over one open connection per endpoint.
 
     Attributes:
         interval_s: seconds between probes of one endpoint; 0 turns probing off. Endpoints that

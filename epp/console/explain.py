@@ -168,9 +168,9 @@ def _ending(record: Mapping[str, Any], outcome: Mapping[str, Any] | None) -> Ite
     if failure:
         yield f"the engine failed it: error {failure['status']} {failure['code']}"
     if outcome.get("honoured") is False:
-        yield f"Envoy did not honour the pick: it does not know {picked} and used {served}"
+        yield f"Envoy did not honour the decision: it does not know {picked} and used {served}"
     elif served not in ("", picked):
-        yield f"{served} answered in the end, not the pick"
+        yield f"{served} answered in the end, not the chosen endpoint"
 
 
 def _notes(record: Mapping[str, Any]) -> Iterator[str]:

@@ -83,7 +83,7 @@ def replicas(settings: EnvoySettings) -> api.cluster.Cluster:
 
 
 def _base(settings: EnvoySettings) -> api.cluster.Cluster:
-    """What both kinds share: HTTP/1.1 upstream, limits for long streams, warm connections, ejection."""
+    """What both kinds share: HTTP/1.1 upstream, limits for long streams, open connections, ejection."""
     http1 = api.upstream_http.HttpProtocolOptionsExplicitHttpConfig(
         http_protocol_options=api.core.Http1ProtocolOptions()
     )

@@ -251,7 +251,7 @@ def _peer(region: str) -> str:
 
 
 def peer_clusters(settings: EnvoySettings, sni: str) -> list[api.cluster.Cluster]:
-    """The warm connections to each peer, whose certificate has to be its region's."""
+    """The open connections to each peer, whose certificate has to be its region's."""
     relays, found = _relays(settings), []
     # Checks find who is away, and who is back, within a second; an ejection would last longer.
     check = health_check(_CHECK_S, _CHECK_S, 1, http_health_check=ready_check())

@@ -247,7 +247,7 @@ def slowness(state: PickerState) -> Samples:
 
 
 def path_requests(state: PickerState) -> Samples:
-    """Count requests on cold and warm connections by path."""
+    """Count requests on new and open connections by path."""
     for path, seen in state.paths():
         yield (path, "cold"), seen.cold
         yield (path, "warm"), seen.requests - seen.cold

@@ -74,7 +74,7 @@ def _shift_s(before: Joined, hop: Joined, shift_s: float) -> float:
 
 
 def _drawn(hop: Joined, number: int, *, forwarded: bool) -> Iterator[Event]:
-    """Draw one region's part, times from its decision on: who asked, what was chosen, and the forward or engine.
+    """Draw one region's part, times from its decision on: who asked, what was chosen, the forward or engine.
 
     Args:
         hop: its records.

@@ -283,7 +283,7 @@ def _add_folder(parser: argparse.ArgumentParser) -> None:
 def add_filter_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `epp records filter`: the conditions of all but `verify`, which has no outcomes."""
     _add_folder(parser)
-    parser.add_argument("--endpoint", default="", help="address of the pick, or of who served it")
+    parser.add_argument("--endpoint", default="", help="address that was chosen, or that served it")
     parser.add_argument("--cause", default="", help="why it ended, e.g. completed; 'none': no outcome yet")
     _add_decision_conditions(parser)
 

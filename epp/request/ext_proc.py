@@ -226,7 +226,7 @@ class Exchange:
         pick.observe_response = how
 
     def _watch_over(self) -> None:
-        """Watch the answer no longer; again is fine."""
+        """Watch the answer no longer; may be called twice."""
         if self._watch is not None:
             self._watch = None
             self._stream.bodies.release(WATCH_BYTES)

@@ -3,13 +3,13 @@
 Owns the requests whose stream has ended and whose report has not come. Envoy's log follows the end of the
 stream by its flush interval; a request that no report came for within `REPORT_WAIT_S` is recorded with what
 its stream told. Where the end was only predicted, and Envoy reports, the real one may come much later: then
-`FORETOLD_WAIT_S`. Leases never wait for a report: they end with the stream.
+`FORETOLD_WAIT_S`. Reservations never wait for a report: they end with the stream.
 
 A request whose stream ended with its decision has estimated ends: its uncached tokens are released at the
-predicted first token, its lease at the predicted end. Engine metrics correct this both ways: an endpoint that
-reports nothing running or waiting frees what was sent to it well before that scrape, and one that reports at
-least as many requests as the ledger counts keeps a lease for longer, up to `LONGEST` times its prediction. An
-access log that reports the end goes before all of this.
+predicted first token, its reservation at the predicted end. Engine metrics correct this both ways: an
+endpoint that reports nothing running or waiting frees what was sent to it well before that scrape, and one
+that reports at least as many requests as the ledger counts keeps a reservation for longer, up to `LONGEST`
+times its prediction. An access log that reports the end goes before all of this.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _ANSWERED = {Cause.COMPLETED.value, Cause.STREAM_END.value}
 _CLIENT_ERROR, _SERVER_ERROR = 400, 500
 _SERVED = {Termination.COMPLETED, Termination.RETRIED_ELSEWHERE}
 _ENDPOINT_FAILED = {Termination.UPSTREAM_RESET, Termination.UNREACHABLE}
-#: A lease that the engine's metrics bear out lives for at most so many times its predicted length.
+#: A reservation that the engine's metrics bear out lives for at most so many times its predicted length.
 LONGEST = 3.0
 #: A request that an idle engine can have missed: sent so many seconds before the scrape, and a round trip.
 IN_TRANSIT_S = 0.5
@@ -123,7 +123,7 @@ class Outcomes:
     def first_token(self, decision_id: str, source: Source = Source.FIRST_TOKEN) -> None:
         """Note the first piece of an answer; the end of a short one, or its report, may be here before.
 
-        Where the stream shows answers and Envoy calls as well, the second says nothing new.
+        Where the stream shows answers and Envoy calls as well, the second changes nothing.
         """
         self._scheduler.datastore.retry_after.answered(decision_id)
         known = self._scheduler.first_token(decision_id, self._clock.mono_s(), source)
@@ -156,7 +156,7 @@ class Outcomes:
             pauses.answered(decision_id)
 
     def stream_ended(self, decision_id: str, cause: str, *, predicted: bool = False) -> None:
-        """End the lease with its ext_proc stream; the outcome waits for its report.
+        """End the reservation with its ext_proc stream; the outcome waits for its report.
 
         ``predicted`` where nobody saw the end, and now is when it was to be expected.
         """
@@ -269,7 +269,7 @@ class Outcomes:
             self._late_reports.value += 1.0
 
     def expire(self) -> None:
-        """End what outlived its lease, and stop waiting for reports that do not come."""
+        """End what outlived its reservation, and stop waiting for reports that do not come."""
         now_s = self._clock.mono_s()
         for outcome in self._scheduler.expire(now_s):
             self._metrics.value("epp_leases_lost_total", outcome.cause).inc()
@@ -394,8 +394,8 @@ class Outcomes:
         if endpoint not in self._not_honoured and self._scheduler.datastore.slot_of(endpoint) is not None:
             self._not_honoured.add(endpoint)
             log.warning(
-                "Envoy did not honour a pick of %s and used %s: it does not know that endpoint. Let it follow"
-                " pool.eds_file, or render its configuration again (`epp envoy render`)",
+                "Envoy did not honour a decision for %s and used %s: it does not know that endpoint. Let it"
+                " follow pool.eds_file, or render its configuration again (`epp envoy render`)",
                 endpoint,
                 outcome.served,
             )
@@ -474,10 +474,10 @@ class _EstimatedEnd:
 
 
 class EstimatedReservations:
-    """Ends the leases of requests whose stream ended with the decision.
+    """Ends the reservations of requests whose stream ended with the decision.
 
     Args:
-        scheduler: holds the leases.
+        scheduler: holds the reservations.
         outcomes: takes each end.
         clock: the time.
     """
@@ -559,7 +559,7 @@ class EstimatedReservations:
     def _borne_out(self, lease: _EstimatedEnd, now_s: float) -> bool:
         datastore, slot = self._scheduler.datastore, lease.slot
         busy = datastore.engine.block(now_s)[[RUNNING, WAITING], slot].sum()
-        # False where unknown
+        # false without metrics
         return self._is_there(lease) and bool(
             busy >= datastore.in_flight_tokens(slice(slot, slot + 1))[PROMISED_REQUESTS, 0]
         )

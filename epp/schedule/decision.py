@@ -404,7 +404,7 @@ class Outcome(Struct, frozen=True):
         id: its decision.
         endpoint: address of the chosen endpoint.
         cause: why it ended, as `epp.extproc.types.Cause` or `epp.request.access_log.Termination` spells it;
-            ``expired`` where its lease outlived its time.
+            ``expired`` where its reservation outlived its time.
         status: HTTP status of the response.
         ttft_ms: first piece of the answer: after the request's arrival at Envoy where Envoy tells it, else
             after the decision.

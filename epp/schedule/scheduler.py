@@ -108,7 +108,7 @@ def datastore_of(config: Config, index: PrefixIndex) -> Datastore:
 
 
 class Scheduler:
-    """Decides and remembers what it promised.
+    """Decides and remembers what it reserved.
 
     Args:
         datastore: the signals.
@@ -677,7 +677,7 @@ class Scheduler:
             learn_from(entry, outcome, self.datastore, self._learn)
 
     def expire(self, now_s: float) -> list[Outcome]:
-        """End the requests whose leases outlived their time."""
+        """End the requests whose reservations outlived their time."""
         found: list[Outcome] = []
         for lease in self.datastore.ledger.expire(now_s):
             if (entry := self._in_flight.pop(lease, None)) is not None:

@@ -28,7 +28,7 @@ class NetworkPath:
     """The way from the gateway to one replica.
 
     Attributes:
-        rtt_ms: round trip over a warm connection.
+        rtt_ms: round trip over an open connection.
         jitter: standard deviation of the logarithm of each one-way delay (source [P]).
         spike_share: share of ways that are hit by a delay of their own, exponential with mean `_SPIKE_MS`.
     """

@@ -1,7 +1,7 @@
 """Regions in virtual time: users, engines and a picker in each, and the long links between them.
 
 Owns the links, what crosses them, and the flights of forwarded requests. Pickers, policies and summaries are
-those of production (`epp.regions`). A forward goes over warm relays: half a round trip each way, without
+those of production (`epp.regions`). A forward goes over open connections: half a round trip each way, without
 handshake or slow start. A request that is on a link when it is cut, or sent into one, comes back as unserved
 after `UNREACHABLE_MS`, without its answer; one whose first token had come fails.
 """
