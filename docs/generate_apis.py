@@ -68,8 +68,7 @@ renders (names and states of items, signatures, marks for caching, the attributi
 * **count_tokens** is balanced as an empty prompt.
 * **System messages among Anthropic's messages** stay in their place. Where vLLM moves them to the front, fewer tokens are cached
   than expected, until `usage` corrects it.
-* **Rankings and scores** are pairs, each with the first text anew; with SGLang's `item_first` the item comes first.
-* **Gaps to fill** (SGLang's `suffix`): the text before the gap comes first, the text behind it follows.
+* **Rankings and scores** are pairs, each with the first text anew.
 * **Stored responses**: a request with a `previous_response_id`, or the id in `/v1/responses/ID`, goes to the engine that stores it,
   while that one may serve. The picker knows the last 100,000 ids of a day since its start. The prompt counts without the stored text.
 * **Arguments of templates** (`chat_template_kwargs`, how hard to think) tell prompts apart where the model's template puts them
@@ -84,9 +83,7 @@ renders (names and states of items, signatures, marks for caching, the attributi
   request, and so does each answer of `n`, `best_of` and beams.
 * **Chats as token ids** (SGLang's `input_ids`, TensorRT-LLM's `prompt_token_ids`): these are the prompt; of the messages only
   the media count.
-* **Media**: in vLLM's generate at the places that `features` tells, in SGLang's where the text names them (`<image>`), else first.
 * **What keeps prefixes apart**: `cache_salt`, `extra_key`, `lora_path`, TensorRT-LLM's `lora_request`.
-* **Tensors** (vLLM's `prompt_embeds`) and `data` of `/pooling` are known by their content.
 
 ## Session keys
 
