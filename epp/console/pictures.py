@@ -86,7 +86,7 @@ def summed(policy: str, answers: Iterable[dict[str, Any]]) -> dict[str, Any]:
         mean_ms = sums["ms"] / count
         error_ms = math.sqrt(max(sums["ms2"] / count - mean_ms**2, 0.0) / count)
         words[
-            f"{policy} would have chosen the same in {share(sums['agreed'], count)} of {count:,} decisions;"
+            f"{policy} would have chosen the same on {share(sums['agreed'], count)} of {count:,} decisions;"
             f" {mean_ms:+,.1f} ± {1.96 * error_ms:,.1f} ms a request, estimated at learned rates."
             " Queues stay as the live decisions made them: none is simulated."
         ] = None
