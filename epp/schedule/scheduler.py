@@ -309,12 +309,13 @@ class Scheduler:
         ranking = policy.rank(request, seen, values, settings.seed)
         shares = self._slow_start_weights(found.slots, now_s)
         band = settings.tolerance if policy.ties is Ties.BAND else 0.0
+        most = MAX_LISTED - 1 if found.bound and settings.fallbacks else settings.fallbacks
         selection = select(
             ranking.costs,
             shares,
             seen.endpoints,
             tolerance=band,
-            fallbacks=MAX_LISTED - 1 if found.bound and settings.fallbacks else settings.fallbacks,
+            fallbacks=MAX_LISTED - 1 if most and self.filters.has_ranks else most,
             seed=settings.seed,
             key=request.decision_id,
             upstream_models=found.served_models,
@@ -334,7 +335,7 @@ class Scheduler:
             tolerance=band,
             ranking=ranking,
             slow_start_weights=shares,
-            legs=legs_of(request, seen, selection.chosen, selection.fallbacks, ranking.partners),
+            legs=legs_of(request, seen, selection.chosen, selection.fallbacks, ranking.partners, most=most),
             tied=selection.tied,
             slow_start_excluded=selection.slow_start_excluded,
             arm=arm,
@@ -633,6 +634,11 @@ class Scheduler:
         """Return who does a part of a request for the endpoint picked, by role, until it is settled."""
         entry = self._known(decision_id)
         return {} if entry is None else entry.workers
+
+    def picked(self, decision_id: str) -> str:
+        """Return the endpoint picked for a request, until it is settled; ``""`` then."""
+        entry = self._known(decision_id)
+        return "" if entry is None else entry.leg.endpoint
 
     def request_of(self, decision_id: str) -> RequestInfo | None:
         """Return what a request was taken for, until it is settled."""

@@ -165,7 +165,7 @@ class LlmDStages(Policy):
         stage, workers = self.stages[role], snapshot.workers[role]
         rows: Rows = np.full((len(snapshot), stage.most), -1, np.intp)
         itself = np.equal.outer(np.array(workers.endpoints), np.array(snapshot.endpoints))
-        wanted, fit = stage.decider.wants(request, snapshot), fits(workers, snapshot) | itself
+        wanted, fit = stage.decider.wants(request, snapshot), fits(role, workers, snapshot) | itself
         for kind in np.unique(fit[:, wanted], axis=1).T:
             of_kind = wanted & (fit == kind[:, None]).all(axis=0)
             found = _picked(stage, request, workers, kind, seed) if kind.any() else []
