@@ -39,7 +39,7 @@ from epp.signals.datastore import Datastore
 from epp.signals.duration import transfer_ms
 from epp.signals.links import token_ms
 from epp.signals.stored_responses import key_of
-from epp.types import HELPERS, PREFILLING, PREFILLS, PREFIX_KEY_TOKENS, Role, Snapshot
+from epp.types import HELPERS, PREFILLING, PREFILLS, PREFIX_KEY_TOKENS, Role, Snapshot, answers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -161,6 +161,11 @@ class Scheduler:
 
     def set_pool(self, endpoints: Sequence[Endpoint], now_s: float) -> None:
         """Replace the pool; what is known of endpoints that stay is kept."""
+        policy = self.policy
+        answering = (
+            each.address for each in endpoints if policy.admits(each) and answers(policy.roles(each))
+        )
+        self.datastore.helpers = frozenset(each.address for each in endpoints).difference(answering)
         self.datastore.apply(endpoints, now_s)
 
     def replace_policy(self, policy: Policy) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from functools import partial
+from operator import eq
 from typing import TYPE_CHECKING
 
 from tests.kit.sidecar import PartedServing, Worker, decoded
@@ -71,7 +73,5 @@ async def test_a_host_that_dies_costs_no_request_and_another_serves_by_the_same_
         ranks = Counter(asked.headers[RANK] for asked in engines[1].asked)
         for rank, number in ranks.items():
             name = f"{engines[1].address}@{rank}"
-            await served.picker.until_metric(
-                "epp_outcomes_total", lambda value, number=number: value == number, endpoint=name
-            )
+            await served.picker.until_metric("epp_outcomes_total", partial(eq, number), endpoint=name)
     assert sum(ranks.values()) == 6
