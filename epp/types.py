@@ -446,7 +446,7 @@ class Snapshot(Struct, frozen=True):
         regions: region of each, ``""`` when not configured.
         engine_classes: hardware and engine class of each, ``""`` when not configured.
         block: all numbers, ``[columns, endpoints]``, a row for each of `NUMERIC_COLUMNS`; not to be written.
-        rtt_ms: round-trip time to each over a warm connection.
+        rtt_ms: round-trip time to each over an open connection.
         cached_tokens: prompt tokens expected in its KV cache, in whole blocks where their size is known.
         uncached_tokens: prompt tokens it would have to prefill.
         queued_tokens: all prompt tokens of its unfinished requests (the paper's counter, live).

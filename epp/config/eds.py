@@ -2,8 +2,8 @@
 
 Rules: an endpoint's name for the picker and the address that Envoy knows must be the same string, or
 `override_host` does not find it. For addresses they are: IPv6 is compressed the way Envoy prints it. A host
-name becomes an address before Envoy knows it, inline by Envoy and in the EDS file by the picker; a pick has
-to name that address.
+name becomes an address before Envoy knows it, inline by Envoy and in the EDS file by the picker; a decision
+has to name that address.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def load_assignment(
     Args:
         endpoints: the pool.
         plaintext: transport socket of endpoints without TLS, the cluster's own when empty.
-        forwards: addresses of the ways to peer regions, which picks alone find: Envoy's own choice takes
+        forwards: addresses of the ways to peer regions, which decisions alone find: Envoy's own choice takes
             neither draining hosts nor those of a lower priority.
     """
     groups: list[dict[str, Any]] = [

@@ -1,4 +1,4 @@
-"""Probes, scrapes and the list of models: one poller per endpoint over one pinned warm connection.
+"""Probes, scrapes and the list of models: one poller per endpoint over one pinned open connection.
 
 Owns the HTTP client side towards engines, and the rule by which a restarted engine is noticed and what then
 is forgotten. Feeds what it measures into the picker's signals and knows no formula. An RTT sample counts only
@@ -336,7 +336,7 @@ class Poller:
     async def _every(self, schedule: PollSchedule, salt: str, work: _Work, connection: KeepAlive) -> None:
         """Call ``work`` each interval, endpoints spread over it; a slow answer delays, never piles up."""
         place = keyed_uniform(0, self._target.address, salt)
-        # The second time comes within an interval of the first: only then is the connection warm.
+        # The second time comes within an interval of the first: only then is the connection open before.
         sooner_s = schedule.interval_s / 2
         while True:
             started_s = self._clock.mono_s()
@@ -465,7 +465,7 @@ class SignalFeed:
         self._unknown: dict[str, frozenset[str]] = {}
 
     def probed(self, address: str, rtt_ms: float | None, now_s: float) -> None:
-        """Take an answer to a probe; its RTT is None when the connection was not warm."""
+        """Take an answer to a probe; its RTT is None when the connection was a new one."""
         slot = self._datastore.slot_of(address)
         if slot is None:
             return
@@ -495,7 +495,7 @@ class SignalFeed:
             return
         if self._datastore.engine.update(slot, sample, now_s):
             self._metrics.endpoint_event(address, "restarted")
-            log.warning("endpoint %s restarted: its cache and leases are forgotten", address)
+            log.warning("endpoint %s restarted: its cache and reservations are forgotten", address)
             self._datastore.restart(address, now_s)
         if self._process_started is not None and sample.process_start_time_s is not None:
             self._process_started(slot, sample.process_start_time_s)

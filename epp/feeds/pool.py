@@ -5,7 +5,7 @@ keeps the last good pool; an explicit empty list empties it. A pool is taken who
 
 The EDS file is written whenever the pool, or what its host names resolve to, changes. A host name is written
 as its address, with its own name for TLS; one that does not resolve is left out. While the file cannot be
-written endpoints are picked all the same: Envoy passes over a pick that it does not know.
+written endpoints are chosen all the same: Envoy passes over a decision that it does not know.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
         def target(self, address: str) -> Target | None: ...  # noqa: D102
 
 
-#: From writing a new endpoint to the EDS file until it is picked, so that Envoy knows it by then; one whose
-#: models no other endpoint serves is picked at once.
+#: From writing a new endpoint to the EDS file until it is chosen, so that Envoy knows it by then; one whose
+#: models no other endpoint serves is chosen at once.
 EDS_DELAY_S = 1.0
 #: Longest wait for host names at the start; those that resolve later come into the file then.
 NAMES_S = 3.0

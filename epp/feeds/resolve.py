@@ -1,9 +1,9 @@
 """Host names to the addresses that Envoy knows them by.
 
-Envoy resolves the host names of its cluster and from then on knows ``ip:port`` only, so that is what a pick
-has to name. Owns the last good answer for each name, and the look-ups under way: each name has one at a time,
-and none waits for another's. One host name is one replica here: of several addresses the first in order is
-used (IPv4 before IPv6, as Envoy prefers).
+Envoy resolves the host names of its cluster and from then on knows ``ip:port`` only, so that is what a
+decision has to name. Owns the last good answer for each name, and the look-ups under way: each name has one
+at a time, and none waits for another's. One host name is one replica here: of several addresses the first in
+order is used (IPv4 before IPv6, as Envoy prefers).
 """
 
 from __future__ import annotations

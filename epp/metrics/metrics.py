@@ -289,7 +289,7 @@ class RequestMetrics:
         self._open[decision.id] = _Open(route, endpoint, request.stream, tokens, cached, ttft_ms)
 
     def seen(self, request: HttpRequest, *, observing: bool) -> None:
-        """Count what was seen of the body of a request to be picked."""
+        """Count what was seen of the body of a request to be decided."""
         if request.body is None:
             seen = "none" if request.whole else "unread"
         else:

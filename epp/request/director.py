@@ -4,7 +4,7 @@
 
 Owns the endpoint picker protocol's options: the subset hint, scores, the words of refusals
 (proposal 004; llm-d's error texts [E]), the headers that name the model that answers, and when a body is
-rewritten: where the picked engine has its own name for the model, or a streaming client does not ask for the
+rewritten: where the chosen engine has its own name for the model, or a streaming client does not ask for the
 usage. Has no socket and no stream: an exchange runs it once per request.
 """
 
@@ -204,7 +204,7 @@ class Director:
         )
 
     def decide_at(self, request: HttpRequest) -> DecideAt:
-        """Choose what the pick of a request waits for, by its headers."""
+        """Choose what the decision of a request waits for, by its headers."""
         if is_upgrade(request.method, request.headers):
             return DecideAt.UPGRADE
         parser = find_parser(request.method, request.path, request.headers)
@@ -558,7 +558,7 @@ class Director:
         return None if hint is None else self.scheduler.filters.addresses(self._understood(hint))
 
     def _destinations(self, request: HttpRequest, decision: Decision, *, last_resort: bool) -> Sequence[str]:  # noqa: ARG002
-        """List the endpoint picked and its fallbacks, where asked for those of last resort behind them."""
+        """List the chosen endpoint and its fallbacks, where asked for those of last resort behind them."""
         endpoints = decision.destination.split(",")
         return [*endpoints, *self._retries.last_resort(decision)] if last_resort else endpoints
 
@@ -667,7 +667,7 @@ USAGE_APIS = frozenset({"openai-chat", "openai-completions"})
 def rewrite_bodies(
     pick: Destination, request: HttpRequest, decision: Decision, *, inject_usage: bool = False
 ) -> None:
-    """Let a pick carry the body that its engine understands.
+    """Let a decision carry the body that its engine understands.
 
     With another model name the answer must come uncompressed, so that the public name can be put back.
 

@@ -1,4 +1,4 @@
-"""What Envoy may try after the endpoint picked: whether refusals are retried, and who is the last resort.
+"""What Envoy may try after the chosen endpoint: whether refusals are retried, and who is the last resort.
 
 An engine's refusal is retried as often as the list has further endpoints, so that none is asked twice and the
 last refusal reaches the client. The innermost Envoy does it: behind relays each of them.

@@ -108,7 +108,7 @@ def datastore_of(config: Config, index: PrefixIndex) -> Datastore:
 
 
 class Scheduler:
-    """Decides and remembers what it promised.
+    """Decides and remembers what it reserved.
 
     Args:
         datastore: the signals.
@@ -636,7 +636,7 @@ class Scheduler:
             datastore.stored.store(slot, key_of(response_id), now_s)
 
     def workers_of(self, decision_id: str) -> Mapping[Role, str]:
-        """Return who does a part of a request for the endpoint picked, by role, until it is settled."""
+        """Return who does a part of a request for the chosen endpoint, by role, until it is settled."""
         entry = self._known(decision_id)
         return {} if entry is None else entry.workers
 
@@ -688,7 +688,7 @@ class Scheduler:
             learn_from(entry, outcome, self.datastore, self._learn)
 
     def expire(self, now_s: float) -> list[Outcome]:
-        """End the requests whose leases outlived their time."""
+        """End the requests whose reservations outlived their time."""
         found: list[Outcome] = []
         for lease in self.datastore.ledger.expire(now_s):
             if (entry := self._in_flight.pop(lease, None)) is not None:

@@ -187,7 +187,7 @@ class LlmDStages(Policy):
 
 
 def _picked(stage: Stage, request: RequestInfo, workers: Snapshot, kept: Flags, seed: int) -> list[int]:
-    """Pick by a stage's profile among some workers, of equals by a keyed draw; nobody where none passes."""
+    """Choose by a stage's profile among some workers, of equals by a keyed draw; nobody where none passes."""
     rows, seen = np.flatnonzero(kept), among(workers, kept)
     try:
         costs = stage.profile.rank(request, seen, {}, seed).costs
