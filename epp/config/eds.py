@@ -14,7 +14,7 @@ import msgspec
 
 from epp.config.address import is_ip, join_address, spell_ipv6, split_address
 from epp.errors import ConfigError
-from epp.types import Endpoint
+from epp.types import Endpoint, split_rank
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -56,7 +56,7 @@ def known_as(address: str) -> str:
 
 def peer_name(endpoint: Endpoint) -> str:
     """The name that a TLS endpoint's certificate must carry."""
-    return endpoint.server_name or split(endpoint.address)[0]
+    return endpoint.server_name or split(split_rank(endpoint.address)[0])[0]
 
 
 def socket_name(endpoint: Endpoint) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 from typing import Annotated
 
@@ -11,7 +12,7 @@ from epp.config.address import normalise_address
 from epp.config.section import BasePath, KvUrl, MetricsPath, Section
 from epp.config.strict import salvage
 from epp.errors import ConfigError, gather, raise_all
-from epp.types import MAX_MODEL_CHARS, MAX_RTT_MS, Endpoint, Role
+from epp.types import MAX_MODEL_CHARS, MAX_RTT_MS, Endpoint, Role, ranked
 
 #: Longest round trip that may be stated.
 MOST_RTT_MS = MAX_RTT_MS
@@ -20,6 +21,7 @@ MOST_TOKENS = 1_000_000_000_000
 
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
 Rtt = Annotated[float, msgspec.Meta(ge=0, le=MOST_RTT_MS)]
+Ranks = Annotated[int, msgspec.Meta(ge=1, le=256)]
 
 
 #: Labels that say what an endpoint does; the first that it has counts. Source [E].
@@ -60,6 +62,7 @@ class EndpointSpec(Section, frozen=True, omit_defaults=True):
         labels: free; ``llm-d.ai/role`` or ``disaggregatedset.x-k8s.io/role`` says the role.
         role: ``prefill``, ``decode``, ``encode``, several joined by ``-``, or ``both`` for
             ``prefill-decode``; whole requests when empty. Goes before labels.
+        ranks: data-parallel ranks behind its port, each an endpoint that requests name by header.
         kv_events: where its engine publishes its KV cache, such as ``tcp://10.0.0.1:5557``; goes
             before ``address`` in ``kv_events``.
         kv_replay: where it sends that again; goes before ``replay_address``.
@@ -86,6 +89,7 @@ class EndpointSpec(Section, frozen=True, omit_defaults=True):
     uid: str = ""
     labels: dict[str, str] = {}
     role: RoleName = ""
+    ranks: Ranks = 1
     kv_events: KvUrl = ""
     kv_replay: KvUrl = ""
     port: int | str = ""
@@ -120,6 +124,11 @@ class EndpointSpec(Section, frozen=True, omit_defaults=True):
             kv_events=self.kv_events,
             kv_replay=self.kv_replay,
         )
+
+    def endpoints(self) -> list[Endpoint]:
+        """List its ranks, which signals and policies see as endpoints."""
+        whole = self.endpoint()
+        return [replace(whole, address=name) for name in ranked(whole.address, self.ranks)]
 
 
 class PoolFile(Section, frozen=True):

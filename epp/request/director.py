@@ -59,7 +59,7 @@ from epp.schedule.subset import Entry, Subset, subset_hint
 from epp.schedule.upstream_models import is_wrong, upstream_models
 from epp.schedule.waiting import Wait
 from epp.signals.stored_responses import key_of
-from epp.types import MAX_MODEL_CHARS, RequestInfo
+from epp.types import MAX_MODEL_CHARS, RequestInfo, split_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -532,7 +532,7 @@ class Director:
         pick = Destination(",".join(endpoints), decision.id, proxy_headers=allowed)
         for header, address in self.scheduler.told_endpoints(decision).items():
             pick.set_headers[header] = resolver.known_as(address)
-        if self.scheduler.filters.has_roles:
+        if self.scheduler.filters.has_roles or self.scheduler.filters.has_ranks:
             pick.set_headers |= worker_headers(decision, resolver.known_as)
             pick.remove_headers = (STRIPPED & request.headers.keys()) - pick.set_headers.keys()
         if not request.headers.get(REQUEST_ID_HEADER):
@@ -567,7 +567,8 @@ class Director:
         hint = subset_hint(request.metadata)
         if hint is None:
             return {}
-        others, own = self.resolver.aliases_in(hint), set(self.scheduler.filters.addresses(hint))
+        others = self.resolver.aliases_in(hint)
+        own = {split_rank(name)[0] for name in self.scheduler.filters.addresses(hint)}
         return {address: other for address, other in others.items() if address not in own}
 
     def _understood(self, subset: Subset) -> Subset:
@@ -627,7 +628,7 @@ class Director:
         self, decision_id: str, status: int, served: str = "", retry_after: str = ""
     ) -> None:
         """Take response headers, of the endpoint ``served`` where the proxy names it."""
-        known = self.resolver.endpoint_of(served) if served else ""
+        known = self.resolver.endpoint_of(served, self.scheduler.picked(decision_id)) if served else ""
         where = self.scheduler.response_started(decision_id, status, known)
         if where:
             self.outcomes.answered(decision_id, where, status, retry_after)

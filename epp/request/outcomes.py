@@ -194,7 +194,7 @@ class Outcomes:
         decision_id, status, now_s = attempt.decision_id, attempt.status, self._clock.mono_s()
         if not decision_id:
             return
-        where = self._resolver.endpoint_of(attempt.served)
+        where = self._endpoint(decision_id, attempt.served)
         tried = self._attempts.get(decision_id)
         if tried is None:
             _remember(self._attempts, decision_id, tried := set())
@@ -211,7 +211,7 @@ class Outcomes:
         if status == NO_MODEL:
             for listener in self.on_no_model.values():
                 listener(decision_id, where)
-        following = self._resolver.endpoint_of(attempt.following)
+        following = self._endpoint(decision_id, attempt.following)
         # This answer is retried for bound requests alone, which is not known here.
         if following and status != NO_MODEL and self._scheduler.has_in_flight(decision_id):
             self._scheduler.served(decision_id, following)
@@ -224,7 +224,7 @@ class Outcomes:
         if before == _REPORTED:  # a second report of one request
             self._late_reports.value += 1.0
             return
-        served = self._resolver.endpoint_of(report.served)
+        served = self._endpoint(report.decision_id, report.served)
         if report.decision_id not in self._finished and report.cause not in _ENDPOINT_FAILED:
             # else the stream showed the headers, or Envoy made them
             self.answered(report.decision_id, served, report.status, report.retry_after)
@@ -298,7 +298,7 @@ class Outcomes:
         """Merge an outcome with its report, which goes first; ``reported`` is its usage unless refused."""
         facts: dict[str, Any] = {"cause": report.cause.value}
         if report.served:
-            facts["served"] = self._resolver.endpoint_of(report.served)
+            facts["served"] = self._endpoint(report.decision_id, report.served)
             facts["attempts"] = report.attempts or None
         if report.status:
             facts["status"], facts["response_bytes"] = report.status, report.response_bytes
@@ -341,7 +341,7 @@ class Outcomes:
                 self._count_parts(outcome, where, failed, how) if by_answer else self._count(
                     where, failed, how, now_s
                 )
-        served = self._resolver.endpoint_of(report.served)
+        served = self._endpoint(report.decision_id, report.served)
         if report.failure is not None and report.cause is Termination.FAILED_ANSWER:
             self.answered(report.decision_id, served, report.failure.status, FULL_PAUSE_S)
         slot = datastore.slot_of(served)
@@ -352,7 +352,7 @@ class Outcomes:
         """List what a report says of which endpoint, and how it failed, for the log."""
         found: dict[_Verdict, str] = {}
         first = report.picked[0] if report.picked else ""
-        picked, served = self._resolver.endpoint_of(first), self._resolver.endpoint_of(report.served)
+        picked, served = (self._endpoint(report.decision_id, name) for name in (first, report.served))
         # A relay goes on from an engine that refused as well, and does not say.
         if report.attempts > 1 and first != report.served:
             found[picked, True] = "went on to another endpoint"
@@ -367,6 +367,11 @@ class Outcomes:
         elif report.cause in _SERVED and report.status < _CLIENT_ERROR:
             found[served, empty] = _EMPTY if empty else ""
         return found
+
+    def _endpoint(self, decision_id: str, upstream: str) -> str:
+        """Find the endpoint that Envoy calls ``upstream`` in what it tells of a request."""
+        told = self._finished.get(decision_id) or self._unreported.get(decision_id) or _NOTHING
+        return self._resolver.endpoint_of(upstream, self._scheduler.picked(decision_id) or told[0])
 
     def _judge_stream(self, outcome: Outcome) -> _Verdict:
         """Count what a response that the stream showed says of its endpoint; what was counted."""

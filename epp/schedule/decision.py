@@ -21,7 +21,16 @@ from epp.policies.registry import draws, params_of
 from epp.schedule.propensities import propensities
 from epp.schedule.select import select, with_local
 from epp.signals.duration import Duration, predict_duration
-from epp.types import CACHED_SOURCES, HELPERS, NUMERIC_COLUMNS, PEER_CLASS, PREFILLS, RTT_SOURCES, Role
+from epp.types import (
+    CACHED_SOURCES,
+    HELPERS,
+    NUMERIC_COLUMNS,
+    PEER_CLASS,
+    PREFILLS,
+    RTT_SOURCES,
+    Role,
+    split_rank,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -248,12 +257,14 @@ def legs_of(
     role = Role.WHOLE if prefiller is None else Role.DECODE
     if seen.workers:
         fallbacks = _fitting(seen, chosen, fallbacks, legs)
+    rank = split_rank(seen.endpoints[chosen])[1]  # the header that names it stays where Envoy goes on
+    fallbacks = tuple(row for row in fallbacks if split_rank(seen.endpoints[row])[1] == rank)
     return (*legs, Leg(chosen, fallbacks[:most], role, request.decision_id, expected))
 
 
 def _fitting(seen: Snapshot, chosen: int, fallbacks: tuple[int, ...], helpers: list[Leg]) -> tuple[int, ...]:
     """Keep fallbacks that fit who helps the chosen one, and that prefill where nobody does it for them."""
-    groups, prefills = list(groups_of(seen)), seen.extra[PREFILLS].tolist()
+    groups, prefills = list(groups_of(Role.PREFILL, seen)), seen.extra[PREFILLS].tolist()
     names = {seen.workers[leg.role].endpoints[leg.index] for leg in helpers}
     prefilled = any(leg.role is Role.PREFILL for leg in helpers)
     return tuple(
@@ -567,8 +578,7 @@ def rerun(decision: Decision, policy: Policy, tolerance: float = 0.0) -> Decisio
         decision.slow_start_weights,
         decision.snapshot.endpoints,
         tolerance=band,
-        # Of pairs those that do not fit are left out afterwards.
-        fallbacks=MAX_LISTED - 1 if decision.snapshot.workers else len(decision.fallbacks),
+        fallbacks=MAX_LISTED - 1,  # those that do not fit are left out afterwards
         seed=decision.seed,
         key=decision.id,
         upstream_models=decision.snapshot.models,

@@ -29,7 +29,7 @@ from epp.signals.room import Room
 from epp.signals.rtt import RttTable
 from epp.signals.slots import SlotMap, grown, rows_of
 from epp.signals.stored_responses import StoredResponses
-from epp.types import FILLABLE_COLUMNS, NUMERIC_COLUMNS, Snapshot, answers
+from epp.types import FILLABLE_COLUMNS, NUMERIC_COLUMNS, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -193,6 +193,8 @@ class Datastore:
         eject_s: float = 5.0,
         capacity_stated: bool = False,
     ) -> None:
+        #: Those that the policy has answer no requests.
+        self.helpers: frozenset[str] = frozenset()
         self._capacity_stated = capacity_stated
         self.index, self.prefixes = index, PrefixSources(index)
         self.ledger, self.links = LoadLedger(), Links()
@@ -454,8 +456,12 @@ class Datastore:
             [
                 slot
                 for slot, endpoint in self.members
-                if answers(endpoint.roles)
-                and not (endpoint.draining or slot in paused or self.is_peer(slot))
+                if not (
+                    endpoint.draining
+                    or slot in paused
+                    or endpoint.address in self.helpers
+                    or self.is_peer(slot)
+                )
                 and standing.serves(slot)
             ],
             np.intp,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 import msgspec
 
 from epp.apis.usage import Usage
+from epp.config.pool import ROLE_LABELS
 from epp.errors import NoEndpointError, NotAdmittedError
 from epp.keyed_uniform import keyed_uniform
 from epp.policies.base import Policy
@@ -798,4 +799,5 @@ def _endpoint(spec: ReplicaSpec) -> Endpoint:
         models=frozenset({PUBLIC_MODEL}) if spec.model else frozenset(),
         served_names={PUBLIC_MODEL: spec.model} if spec.model else {},
         roles=frozenset() if spec.role is Role.WHOLE else frozenset({spec.role}),
+        labels={} if spec.role is Role.WHOLE else {ROLE_LABELS[0]: spec.role.value},
     )
