@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from epp_lab.sim.engine_class import EngineClass
+    from epp_lab.sim.kv_cache import Tell
 
 _IDLE: Final = 0
 _PREFILL: Final = 1
@@ -174,6 +175,19 @@ class Engine:
         self._slowdown = factor
         if self._phase == _DECODE:
             self._break_run(now_ms)
+
+    def tell_changes(self, tell: Tell) -> None:
+        """Tell of each change of the cache from now on."""
+        self._kv.tell = tell
+        if self._checkpoints is not None:
+            self._checkpoints.tell = tell
+
+    def clear_cache(self, now_ms: float) -> None:
+        """Forget what no job holds."""
+        self._run_until(now_ms)
+        if self._checkpoints is not None:
+            self._checkpoints.clear()
+        self._kv.clear()
 
     # What callers ask
 
