@@ -15,7 +15,7 @@ from epp_lab.compare.measure import figures, from_window
 from epp_lab.compare.plan import PlanCell, Source
 from epp_lab.conditions import SEED, WINDOW_S
 from epp_lab.experiment import Experiment
-from epp_lab.sim.engine_class import ENGINE_CLASSES
+from epp_lab.sim.engine_class import L40S_X2
 from epp_lab.sim.pickers import comes_past
 from epp_lab.sim.run import run_window
 from epp_lab.sim.scenario import (
@@ -44,7 +44,7 @@ class Condition:
     Attributes:
         cache_tokens: that each engine's cache holds.
         workload: of 600 s.
-        engine: class.
+        state_slots: of a hybrid model's engines, None of others.
         each_minute: what happens to one engine after the other, each second after the one before it.
         pickers: who else there is.
         events: how they come.
@@ -52,7 +52,7 @@ class Condition:
 
     cache_tokens: int = 100_000
     workload: str = "art-chat"
-    engine: str = "l40s-x2"
+    state_slots: int | None = None
     each_minute: tuple[Happening, ...] = ()
     pickers: PickerOptions = PickerOptions()  # noqa: RUF009  # frozen
     events: EventOptions = EventOptions()  # noqa: RUF009  # frozen
@@ -60,14 +60,19 @@ class Condition:
     @property
     def fleet(self) -> FleetSpec:
         """The engines, and what happens to them."""
-        cls = replace(ENGINE_CLASSES[self.engine], kv_capacity_tokens=self.cache_tokens)
+        cls = replace(
+            L40S_X2,
+            kv_capacity_tokens=self.cache_tokens,
+            state_slots=self.state_slots,
+            states_at_blocks=True,
+        )
         fleet = parse_fleet(f"l40s-x2@2*{REPLICAS}")
         happens = tuple(
             Event(60.0 * minute + second, fleet.replicas[minute % REPLICAS].address, what)
             for minute in range(1, int(WINDOW_S // 60))
             for second, what in enumerate(self.each_minute)
         )
-        replicas = (replace(one, engine_class=cls, known_as="l40s-x2") for one in fleet.replicas)
+        replicas = (replace(one, engine_class=cls) for one in fleet.replicas)
         return FleetSpec(tuple(replicas), happens)
 
 
@@ -80,7 +85,7 @@ CELLS: Mapping[str, Condition] = {
     "mooncake-chat": Condition(200_000, "mooncake-chat"),
     "a tenth lost, no replay": Condition(50_000, events=EVENTS["lossy"] or EventOptions()),
     "a tenth lost, replays": Condition(50_000, events=EventOptions(loss=0.1)),
-    "hybrid": Condition(engine="l40s-x2-hybrid"),
+    "hybrid": Condition(state_slots=225),
     "5 s late": Condition(50_000, events=EventOptions(delay_ms=5_000.0)),
     "two pickers that share nothing": Condition(pickers=PickerOptions(2, share="none")),
 }

@@ -99,7 +99,8 @@ class Engine:
         self._arriving: list[tuple[float, int, Entry]] = []
         self._decoding: dict[int, Entry] = {}
         slots = cls.state_slots
-        self._checkpoints = None if slots is None else Checkpoints(slots, block_tokens)
+        step_tokens = block_tokens if cls.states_at_blocks else 1
+        self._checkpoints = None if slots is None else Checkpoints(slots, block_tokens, step_tokens)
         self._batcher = Batcher(cls, self._kv, self._checkpoints, self._decoding)
         self._leaving: list[Entry] = []  # cancelled while the GPU works on them; they go at its next boundary
         self._finish_order: list[tuple[int, int, Entry]] = []  # finish step, order of joining, job

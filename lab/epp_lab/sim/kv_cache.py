@@ -133,10 +133,11 @@ class Checkpoints:
     Args:
         slots: states kept, those of running requests included.
         block_tokens: tokens per hashed block.
+        step_tokens: a copy is made at multiples of it alone.
     """
 
-    def __init__(self, slots: int, block_tokens: int) -> None:
-        self.slots, self.block_tokens = slots, block_tokens
+    def __init__(self, slots: int, block_tokens: int, step_tokens: int = 1) -> None:
+        self.slots, self.block_tokens, self.step_tokens = slots, block_tokens, step_tokens
         self.tell: Tell | None = None
         # Plain dicts and tuples: forks copy them at once.
         self._order: dict[tuple[int, int], None] = {}  # the least recently used first
