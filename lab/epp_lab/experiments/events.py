@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from epp_lab import conditions
 from epp_lab.compare.measure import figures, from_window
 from epp_lab.compare.plan import PlanCell, Source
-from epp_lab.conditions import SEED, WINDOW_S
+from epp_lab.conditions import SEED
 from epp_lab.experiment import Experiment
 from epp_lab.sim.engine_class import L40S_X2
 from epp_lab.sim.pickers import comes_past
@@ -69,7 +70,7 @@ class Condition:
         fleet = parse_fleet(f"l40s-x2@2*{REPLICAS}")
         happens = tuple(
             Event(60.0 * minute + second, fleet.replicas[minute % REPLICAS].address, what)
-            for minute in range(1, int(WINDOW_S // 60))
+            for minute in range(1, int(conditions.WINDOW_S // 60))
             for second, what in enumerate(self.each_minute)
         )
         replicas = (replace(one, engine_class=cls) for one in fleet.replicas)
@@ -95,7 +96,7 @@ MEASURES = ("TTFT p50 ms", "TTFT p95 ms", "E2E p95 ms", "precision", "recall")
 def run(cell: str, entry: str, seed: int) -> dict[str, float]:
     """Run one load with events or without."""
     seed, condition = seed + SEED, CELLS[cell]
-    plan = PlanCell(cell, Source(workload=condition.workload, until_s=WINDOW_S))
+    plan = PlanCell(cell, Source(workload=condition.workload, until_s=conditions.WINDOW_S))
     requests = plan.source.requests(seed)
     options = WindowOptions(
         max_in_flight=PUBLISHED_IN_FLIGHT,
