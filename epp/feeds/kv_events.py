@@ -37,6 +37,8 @@ _POLL_MS, _MAX_QUEUED = 50, 100_000
 #: Bytes of the longest message: that of a million tokens has 6 MB.
 _MAX_BYTES = 64 << 20
 _HEARTBEAT_MS, _DEAD_MS = 5_000, 15_000
+#: How often is looked for replays that failed.
+_EXPIRE_S = 1.0
 _NUMBER_BYTES = 8
 
 
@@ -109,15 +111,17 @@ class KvReceiver(KvStreams):
 
     def run(self, wake: Callable[[], object]) -> None:
         """Receive until stopped; ``wake`` is called when something waits in ``news``."""
+        expires_s = 0.0
         try:
             while not self._stop.is_set():
                 if self._wanted != self._sources.keys():
                     self._follow(self._wanted)
                 for socket, _ in self._poller.poll(_POLL_MS):
                     self._receive(socket)
-                now_s = self._clock.mono_s()
-                for source in self._sources.values():
-                    self.take(source.stream, source.stream.sequence.expire(now_s))
+                if (now_s := self._clock.mono_s()) >= expires_s:
+                    expires_s = now_s + _EXPIRE_S
+                    for source in self._sources.values():
+                        self.take(source.stream, source.stream.sequence.expire(now_s))
                 if self.news and not self.woken:
                     self.woken = True
                     wake()
