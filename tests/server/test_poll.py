@@ -65,7 +65,7 @@ class Seen:
         self.rtts.append(rtt_ms)
         self.event.set()
 
-    def failed(self, _address: str, what: str, problem: str, _now_s: float) -> None:
+    def failed(self, _address: str, what: str, problem: str, _now_s: float, *, answered: bool) -> None:  # noqa: ARG002
         (self.failures if what == "probe" else self.scrape_failures).append(problem)
         self.event.set()
 
