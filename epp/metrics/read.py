@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from epp.cluster.link import Link
-    from epp.feeds.kv_events import KvEventFeed
     from epp.feeds.learned import ModelFeed, Shadow
     from epp.metrics.metrics import Metrics, Samples
     from epp.regions.link import RegionLink
@@ -142,11 +141,6 @@ def jains_index(metrics: Metrics) -> Samples:
     waits = [*waits_by_flow(metrics).values()]
     squares = len(waits) * sum(wait_s * wait_s for wait_s in waits)
     return [((), sum(waits) ** 2 / squares)] if squares else []
-
-
-def kv_count(feed: KvEventFeed, what: str) -> Samples:
-    """Read a count of the blocks that engines told of."""
-    return [((), float(feed.blocks[what]))]
 
 
 def of_programs(how: Callable[[QueueState, ProgramGate], Samples]) -> Callable[[QueueState], Samples]:

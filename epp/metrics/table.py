@@ -66,6 +66,10 @@ def _of_events(name: str, labels: str, text: str, how: Callable[[KvEventFeed], S
     return shown("kv events", name, labels, text, how)
 
 
+def _blocks(feed: KvEventFeed, what: str) -> Samples:
+    return [((), float(feed.blocks[what]))]
+
+
 def _of_picker(name: str, labels: str, text: str, how: Callable[[PickerState], Samples]) -> Row:
     return shown("picker", name, labels, text, how)
 
@@ -298,7 +302,7 @@ TABLE: tuple[Row, ...] = (
         lambda feed: [((name, why), float(not why)) for name, why, _ in feed.endpoints()],
     ),
     *(
-        _of_events(f"llm_d_epp_kv_cache_{name}_total", "", text, partial(read.kv_count, what=what))
+        _of_events(f"llm_d_epp_kv_cache_{name}_total", "", text, partial(_blocks, what=what))
         for name, what, text in (
             ("index_admissions", "stored", "Blocks that engines said they stored."),
             ("index_evictions", "removed", "Blocks that engines said they removed, and no more hold."),
