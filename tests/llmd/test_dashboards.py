@@ -45,9 +45,8 @@ QUERIES = (
 async def test_each_query_shows_series(tmp_path: Path) -> None:
     require("prometheus")
     require_envoy()
-    config = {"protocol": {"old_metric_names": True}, "queue": {"enabled": True}}
     async with (
-        Serving(tmp_path, **config) as serving,
+        Serving(tmp_path, protocol={"old_metric_names": True}, queue={"enabled": True}) as serving,
         Prometheus(tmp_path / "prometheus", serving.picker.http, []) as prometheus,
     ):
         traffic = asyncio.ensure_future(ask_on(serving))

@@ -286,8 +286,9 @@ class _Parted:
 
     def __init__(self, *roles: Role, slo_ms: float = 0.0) -> None:
         scheduler = picker_of(pool=[Endpoint(address) for address in POOL[:2]])
-        media = {"prompt": measured(0, 1024, list(range(1, 17)), 64.0), "media": (1, 2)}
-        decision = scheduler.decide(asked(model="m", stream=True, **media), 0.0, 0.0)
+        prompt = measured(0, 1024, list(range(1, 17)), 64.0)
+        request = asked(model="m", stream=True, prompt=prompt, media=(1, 2))
+        decision = scheduler.decide(request, 0.0, 0.0)
         extra = {
             "media:64": np.array([0.5, 0.0]),
             "ttft_slo_ms": np.full(2, slo_ms),
