@@ -309,12 +309,15 @@ class Protocol(Section, frozen=True):
         subset_hint: obey the gateway's ``envoy.lb.subset_hint`` metadata.
         emit_scores: send every priced endpoint's score as metadata; higher is better.
         errors: form of refusals: the API's own JSON (``api``) or ``llm-d``'s plain text.
+        old_metric_names: show llm-d's metrics also by the names and labels that they had before
+            (``inference_objective_*``, ``inference_pool_*``, ``inference_extension_*``).
         conformance: for the Gateway API's conformance suite alone: clients choose the endpoint.
     """
 
     subset_hint: bool = True
     emit_scores: bool = False
     errors: Literal["api", "llm-d"] = "api"
+    old_metric_names: bool = False
     conformance: bool = False
 
 
