@@ -74,7 +74,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Between two looks at leases that outlived their time; just over the sampler's window.
+#: Between two looks at reservations that outlived their time; just over the sampler's window.
 HOUSEKEEPING_S = 1.05
 #: Longest wait at the end for the collector of spans.
 FLUSH_S = 2.0
@@ -111,7 +111,7 @@ class App:
     def __init__(self, config: Config, base: Path, source: str, clock: Clock, host: Host = _ALONE) -> None:
         self._host, self._draining, self._decision_ids = host, False, DecisionIds(host.index)
         self._config, self._base, self._source, self._clock = config, base, source, clock
-        self.metrics, self.tasks = Metrics(TABLE), Tasks()
+        self.metrics, self.tasks = Metrics(TABLE, old_names=config.protocol.old_metric_names), Tasks()
         self._secrets = hash_secrets(config, base, source)
         hashers = [BlockHasher(secret, config.prefix.block_bytes) for secret in self._secrets]
         hasher = hashers[0]
@@ -190,6 +190,8 @@ class App:
                 self._queueing.binding, self.scheduler.datastore, self._clock.mono_s, self._inference_pool
             )
             self.metrics.show("queue", queue)
+            if queue.binding.queue.attains:
+                self.metrics.show("waits", self.metrics)
         if self._kv_events is not None:
             self.metrics.show("kv events", self._kv_events)
         if self._peers is not None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from epp.extproc.types import Destination, HttpRequest
+from epp.request.queueing import FAIRNESS_HEADER
 from epp.schedule.waiting import Wait, in_time
 from epp.types import Endpoint
 from tests.kit.apps import app_of
@@ -17,7 +19,7 @@ from tests.kit.clock import ManualClock
 from tests.kit.replicas import metric
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Mapping
     from pathlib import Path
 
 ENGINE = "10.0.0.1:8000"
@@ -42,9 +44,9 @@ class Waiting:
         self.scheduler.set_pool([Endpoint(ENGINE, models=self.models)], self.clock.mono_s())
         self.scheduler.datastore.ledger.reserve("long", 0, 200_000, 200_000, self.clock.mono_s(), sequences=4)
 
-    def ask(self, *, full_duplex: bool = False) -> Any:
+    def ask(self, *, full_duplex: bool = False, headers: Mapping[str, str] = MappingProxyType({})) -> Any:
         body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()
-        request = HttpRequest("POST", "/v1/chat/completions", {}, body, full_duplex=full_duplex)
+        request = HttpRequest("POST", "/v1/chat/completions", headers, body, full_duplex=full_duplex)
         return self.app.director.direct(request, since_s=self.clock.mono_s())
 
     async def total(self, name: str) -> tuple[float, float]:
@@ -128,3 +130,23 @@ def first_step(steps: Coroutine[Wait[Any], Any, Any]) -> object:
     wait.cancel()
     steps.close()
     return wait
+
+
+async def test_what_programs_wait_and_were_served_is_told_as_in_llm_d(tmp_path: Path) -> None:
+    waiting = Waiting(tmp_path, {"fairness": "program-aware", "patience": 1.0})
+    programs = ("a", "b")
+    asked = [
+        asyncio.ensure_future(in_time(waiting.ask(headers={FAIRNESS_HEADER: name}))) for name in programs
+    ]
+    await asyncio.sleep(0)
+    waiting.clock.advance(5.0)
+    waiting.scheduler.datastore.ledger.end("long")
+    assert all(isinstance(each, Destination) for each in await asyncio.gather(*asked))
+    text = (await waiting.app.metrics.page()).decode()
+    enqueued = "llm_d_epp_flow_control_request_enqueue_duration_seconds_count"
+    for name in programs:
+        assert metric(text, enqueued, {"fairness_id": name, "outcome": "NotYetFinalized"}) == 1
+        waited = metric(text, "llm_d_epp_program_aware_avg_wait_time_milliseconds", {"program_id": name})
+        assert waited == 5000.0
+        assert metric(text, "llm_d_epp_program_aware_attained_service_tokens", {"program_id": name}) > 0
+    assert metric(text, "llm_d_epp_program_aware_jains_fairness_index") == 1.0
