@@ -18,6 +18,7 @@ from epp.errors import UnreadableError
 from epp.feeds.kv_sequences import KvSequence
 from epp.feeds.kv_streams import KvNews, KvStream, KvStreams
 from epp.prefix_cache.kv_messages import read_batch
+from epp.types import split_rank
 
 if TYPE_CHECKING:
     import asyncio
@@ -146,13 +147,13 @@ class KvReceiver(KvStreams):
     def _follow(self, wanted: frozenset[Feed]) -> None:
         for feed in self._sources.keys() - wanted:
             source = self._sources.pop(feed)
-            self._by_name.pop((feed.address, feed.rank), None)
+            self._by_name.pop(_told_as(feed.address, feed.rank), None)
             self._close(source.socket)
             self._close(source.replay)
         for feed in wanted - self._sources.keys():
             sequence = KvSequence(replays=bool(feed.replay_url))
             source = _Source(feed, KvStream(feed.address, feed.rank, sequence))
-            self._sources[feed] = self._by_name[feed.address, feed.rank] = source
+            self._sources[feed] = self._by_name[_told_as(feed.address, feed.rank)] = source
             if feed.url:
                 source.socket = self._connect(source, zmq.SUB, feed.url)
 
@@ -215,7 +216,7 @@ class KvReceiver(KvStreams):
 
     def ask(self, stream: KvStream, number: int) -> None:
         """Ask an engine to send its messages from one on again."""
-        source = self._by_name[stream.address, stream.rank]
+        source = self._by_name[_told_as(stream.address, stream.rank)]
         self._close(source.replay)
         source.replay = self._connect(source, zmq.DEALER, source.feed.replay_url)
         if source.replay is not None:
@@ -273,13 +274,15 @@ class KvEventFeed:
         for slot, endpoint in self._datastore.members:
             if self._datastore.is_peer(slot):
                 continue
-            host, _ = split_address(endpoint.address)
+            address, own = split_rank(endpoint.address)
+            host, _ = split_address(address)
             url = endpoint.kv_events or self._settings.address
             replay = endpoint.kv_replay or self._settings.replay_address
             if not (url or self._settings.listen):
                 continue
-            self._caches.listen(slot, self._settings.ranks)
-            for rank in range(self._settings.ranks):
+            ranks = (int(own),) if own else range(self._settings.ranks)
+            self._caches.listen(slot, len(ranks))
+            for rank in ranks:
                 urls = (_of_rank(text, host, rank) for text in (url, replay))
                 feeds.add(Feed(endpoint.address, rank, *urls))
         self._receiver.want(frozenset(feeds))
@@ -308,6 +311,11 @@ class KvEventFeed:
         """Apply what has come, for one turn; the rest after whatever else the loop has to do."""
         if self._news.apply() and self._loop is not None:
             self._loop.call_soon(self.apply)
+
+
+def _told_as(address: str, rank: int) -> tuple[str, int]:
+    """Return by what messages at the central socket name a KV cache."""
+    return split_rank(address)[0], rank
 
 
 def _of_rank(template: str, host: str, rank: int) -> str:

@@ -25,6 +25,7 @@ from epp import __version__
 from epp.config.address import split_address
 from epp.llmd.words import BROKEN, CODE_NAMES
 from epp.schedule.decision import FIRST_ERROR, Source
+from epp.types import split_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -222,7 +223,7 @@ class _Route:
     def attempt(self, endpoint: str) -> None:
         child = self.attempts.get(endpoint)
         if child is None:
-            host, port = split_address(endpoint)
+            host, port = split_address(split_rank(endpoint)[0])
             child = self._metrics.value(_ATTEMPTS, "success", self._labels[1], host, "", str(port))
             self.attempts[endpoint] = child
         child.value += 1.0
@@ -288,7 +289,7 @@ class RequestMetrics:
         self._open[decision.id] = _Open(route, endpoint, request.stream, tokens, cached, ttft_ms)
 
     def seen(self, request: HttpRequest, *, observing: bool) -> None:
-        """Count what was seen of the body of a request to be picked."""
+        """Count what was seen of the body of a request to be decided."""
         if request.body is None:
             seen = "none" if request.whole else "unread"
         else:
@@ -388,7 +389,7 @@ class RequestMetrics:
     def forget_endpoint(self, address: str) -> None:
         """Drop the series of an endpoint that left."""
         self._outcomes.pop(address, None)
-        host, port = split_address(address)
+        host, port = split_address(split_rank(address)[0])
         for route in self._routes.values():
             if route.attempts.pop(address, None) is not None:
                 self._metrics.forget(_ATTEMPTS, endpoint_name=host, port=str(port))
