@@ -83,6 +83,7 @@ class Saturation(Section, frozen=True):
         running_requests: unfinished requests per endpoint that count as saturated, instead of its metrics; 0
             for none.
         pending_tokens: uncached tokens per endpoint that await their first token, likewise.
+        largest: requests and tokens do not replace queues and KV caches: the larger of both measures counts.
     """
 
     queue_requests: Positive = 5.0
@@ -90,6 +91,7 @@ class Saturation(Section, frozen=True):
     stale_after_s: NotNegative = 0.0
     running_requests: NotNegative = 0.0
     pending_tokens: NotNegative = 0.0
+    largest: bool = False
 
 
 class BandSettings(Section, frozen=True):
@@ -98,10 +100,13 @@ class BandSettings(Section, frozen=True):
     Attributes:
         fairness: which flow of a priority has the next turn. `tokens`: the one that was served the fewest
             while others waited. `program-aware`: the one that was served the fewest lately, and whose first
-            request waits long. `round-robin`: each in turn, by name. `global-strict`: they are one flow.
+            request waits long. `turn-priority`: the one that had the most turns. `round-robin`: each in turn,
+            by name. `global-strict`: they are one flow.
         las_weight_service: what the service counts for `program-aware`.
         las_weight_head_wait: what the wait counts.
         half_life_s: after this time half as much of what was served counts; 0 for never.
+        turn_wait_weight: turns that a second of wait is worth, for `turn-priority`.
+        turn_idle_s: the turns of a flow count from one again when none of it came for so long; 0 for never.
         ordering: of a flow's requests. `slo-deadline`: by `x-llm-d-slo-ttft-ms`, then by arrival. `fcfs`: by
             arrival, and deadlines count for nothing. `edf`: by the end of `ttl_s`, which is the same.
         ttl_s: longest wait; then it is refused with 429.
@@ -109,10 +114,12 @@ class BandSettings(Section, frozen=True):
         max_bytes: bytes of their bodies, likewise.
     """
 
-    fairness: Literal["tokens", "program-aware", "round-robin", "global-strict"] = "tokens"
+    fairness: Literal["tokens", "program-aware", "turn-priority", "round-robin", "global-strict"] = "tokens"
     las_weight_service: NotNegative = 0.8
     las_weight_head_wait: NotNegative = 0.2
     half_life_s: NotNegative = 60.0
+    turn_wait_weight: NotNegative = 0.05
+    turn_idle_s: NotNegative = 120.0
     ordering: Literal["slo-deadline", "fcfs", "edf"] = "slo-deadline"
     ttl_s: Positive = 30.0
     max_requests: PositiveInt = 5000

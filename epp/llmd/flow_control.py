@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from epp.llmd.picker_config import FlowControl, PriorityBand
 
+#: Names of llm-d's, and ours of the same rule.
+_OURS = {"vtc": "tokens"}
 #: What no time to live means here: Envoy is asked for so much.
 _A_DAY_S = 86_400.0
 
@@ -24,7 +26,8 @@ def said_by(kind: str, parameters: dict[str, Any]) -> dict[str, Any]:
     """Return what a policy says, of a band or of the limits: its name is the value there, too."""
     name, _, key = kind.removesuffix("-policy").rpartition("-")
     key, name = (key, name) if key in ("fairness", "ordering") else ("policy", f"{name}-{key}")
-    return {**parameters, key: name}
+    strategy = parameters.pop("strategy", "")
+    return {**parameters, key: strategy if strategy == "turn-priority" else _OURS.get(name, name)}
 
 
 def queue_of(flow: FlowControl, made: Mapping[str, Any]) -> dict[str, Any]:
