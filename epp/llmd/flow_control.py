@@ -21,7 +21,10 @@ DIFFERS = {
     "program-aware-fairness": "tokens count when a request is sent, those of the answer as expected",
     "round-robin-fairness-policy": "in a round, requests without x-llm-d-inference-fairness-id come first",
     "slo-deadline-ordering-policy": "nobody is dropped for a deadline",
+    "vtc-fairness-policy": "a turn costs the tokens of the prompt and of the expected answer alike",
 }
+#: Names of llm-d's, and ours of the same rule.
+_OURS = {"vtc": "tokens"}
 #: What no time to live means here: Envoy is asked for so much.
 _A_DAY_S = 86_400.0
 
@@ -30,7 +33,8 @@ def said_by(kind: str, parameters: dict[str, Any]) -> dict[str, Any]:
     """Return what a policy says, of a band or of the limits: its name is the value there, too."""
     name, _, key = kind.removesuffix("-policy").rpartition("-")
     key, name = (key, name) if key in ("fairness", "ordering") else ("policy", f"{name}-{key}")
-    return {**parameters, key: name}
+    strategy = parameters.pop("strategy", "")
+    return {**parameters, key: strategy if strategy == "turn-priority" else _OURS.get(name, name)}
 
 
 def notes_on(flow: FlowControl) -> list[str]:
