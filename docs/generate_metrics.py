@@ -84,9 +84,9 @@ spans of vLLM (`--otlp-traces-endpoint`) are its children.
 | attribute | meaning |
 |---|---|
 | `epp.decision_id`, `epp.policy`, `gen_ai.request.model` | as in records |
-| `epp.chosen`, `epp.cost`, `epp.term.NAME` | the endpoint picked, its cost and the cost's terms |
+| `epp.chosen`, `epp.cost`, `epp.term.NAME` | the chosen endpoint, its cost and the cost's terms |
 | `epp.runner_up`, `epp.runner_up.term.NAME` | the cheapest other endpoint |
-| `epp.margin` | its cost, less that of the endpoint picked |
+| `epp.margin` | its cost, less that of the chosen endpoint |
 | `http.response.status_code`, `epp.rule` | of a refusal instead; its span has the status error |
 
 Requests do not wait for the collector. While it is away or slow, `OTEL_BSP_MAX_QUEUE_SIZE` (2,048) spans

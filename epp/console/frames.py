@@ -358,7 +358,7 @@ def _learned(learning: Learning) -> Iterator[str]:
 
 
 def _ask(decisions: Sequence[Decision], policy: Policy, tolerance: float) -> dict[str, Any]:
-    """Ask a policy about decisions as they were taken; queues are those that the live picks made."""
+    """Ask a policy about decisions as they were taken; queues are those that the live decisions made."""
     live, other, differences_ms = Counter[str](), Counter[str](), list[float]()
     agreed = 0
     for turn, decision in enumerate(decisions):

@@ -19,6 +19,7 @@ from epp.errors import UnreadableError
 from epp.feeds.kv_sequences import KvSequence
 from epp.logs import REPEATED
 from epp.prefix_cache.kv_messages import Cleared, read_batch
+from epp.types import split_rank
 
 if TYPE_CHECKING:
     import asyncio
@@ -165,12 +166,12 @@ class KvReceiver:
     def _follow(self, wanted: frozenset[Feed]) -> None:
         for feed in self._sources.keys() - wanted:
             source = self._sources.pop(feed)
-            self._by_name.pop((feed.address, feed.rank), None)
+            self._by_name.pop(_told_as(feed), None)
             self._close(source.socket)
             self._close(source.replay)
         for feed in wanted - self._sources.keys():
             source = _Source(feed, KvSequence(replays=bool(feed.replay_url)), None)
-            self._sources[feed] = self._by_name[feed.address, feed.rank] = source
+            self._sources[feed] = self._by_name[_told_as(feed)] = source
             if feed.url:
                 source.socket = self._connect(source, zmq.SUB, feed.url)
 
@@ -328,13 +329,15 @@ class KvEventFeed:
         for slot, endpoint in self._datastore.members:
             if self._datastore.is_peer(slot):
                 continue
-            host, _ = split_address(endpoint.address)
+            address, own = split_rank(endpoint.address)
+            host, _ = split_address(address)
             url = endpoint.kv_events or self._settings.address
             replay = endpoint.kv_replay or self._settings.replay_address
             if not (url or self._settings.listen):
                 continue
-            self._caches.listen(slot, self._settings.ranks)
-            for rank in range(self._settings.ranks):
+            ranks = (int(own),) if own else range(self._settings.ranks)
+            self._caches.listen(slot, len(ranks))
+            for rank in ranks:
                 urls = (_of_rank(text, host, rank) for text in (url, replay))
                 feeds.add(Feed(endpoint.address, rank, *urls))
         self._receiver.want(frozenset(feeds))
@@ -399,6 +402,11 @@ class KvEventFeed:
                     yield why
                 if isinstance(event, Cleared):
                     caches.heard(slot, rank, now_s, whole=not batch.unread)
+
+
+def _told_as(feed: Feed) -> tuple[str, int]:
+    """Return by what messages at the central socket name a feed."""
+    return split_rank(feed.address)[0], feed.rank
 
 
 def _of_rank(template: str, host: str, rank: int) -> str:

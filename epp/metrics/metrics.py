@@ -26,7 +26,7 @@ from epp.config.address import split_address
 from epp.llmd.words import BROKEN, CODE_NAMES
 from epp.metrics.old_names import OLD_NAMES, OldName
 from epp.schedule.decision import FIRST_ERROR, Source
-from epp.types import Role
+from epp.types import Role, split_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -232,7 +232,7 @@ class _Route:
     def attempt(self, endpoint: str) -> None:
         child = self.attempts.get(endpoint)
         if child is None:
-            host, port = split_address(endpoint)
+            host, port = split_address(split_rank(endpoint)[0])
             child = self._metrics.value(_ATTEMPTS, "success", self._labels[1], host, "", str(port))
             self.attempts[endpoint] = child
         child.value += 1.0
@@ -429,7 +429,7 @@ class RequestMetrics:
         self._metrics.histogram(name, "Schedule", policy, policy).observe(took_s)
 
     def seen(self, request: HttpRequest, *, observing: bool) -> None:
-        """Count what was seen of the body of a request to be picked."""
+        """Count what was seen of the body of a request to be decided."""
         if request.body is None:
             seen = "none" if request.whole else "unread"
         else:
@@ -532,7 +532,7 @@ class RequestMetrics:
     def forget_endpoint(self, address: str) -> None:
         """Drop the series of an endpoint that left."""
         self._outcomes.pop(address, None)
-        host, port = split_address(address)
+        host, port = split_address(split_rank(address)[0])
         for route in self._routes.values():
             if route.attempts.pop(address, None) is not None:
                 self._metrics.forget(_ATTEMPTS, endpoint_name=host, port=str(port))

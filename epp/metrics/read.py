@@ -216,7 +216,7 @@ def queues(state: PickerState) -> Samples:
 
 
 def ready(state: PickerState) -> Samples:
-    """Count the endpoints that may be picked."""
+    """Count the endpoints that may be chosen."""
     serves = state.datastore.health.standing(state.mono_s()).serves
     taking = [slot for slot, endpoint in state.datastore.members if not endpoint.draining]
     return [((state.pool,), float(sum(map(serves, taking))))]
@@ -271,7 +271,7 @@ def slowness(state: PickerState) -> Samples:
 
 
 def path_requests(state: PickerState) -> Samples:
-    """Count requests on cold and warm connections by path."""
+    """Count requests on new and open connections by path."""
     for path, seen in state.paths():
         yield (path, "cold"), seen.cold
         yield (path, "warm"), seen.requests - seen.cold

@@ -131,12 +131,12 @@ TABLE: tuple[Row, ...] = (
     counter(
         "llm_d_epp_scheduler_attempts_total",
         "status target_model_name endpoint_name namespace port",
-        "Requests scheduled, by the endpoint picked.",
+        "Requests scheduled, by the chosen endpoint.",
     ),
     histogram(
         "llm_d_epp_prefix_indexer_hit_ratio",
         "plugin_name plugin_type",
-        "Share of the prompt that the prefix index expects in the cache of the endpoint picked.",
+        "Share of the prompt that the prefix index expects in the cache of the chosen endpoint.",
         _SHARES,
     ),
     histogram(
@@ -393,7 +393,7 @@ TABLE: tuple[Row, ...] = (
         "Calls of the API server that failed and watches that broke, by reason.",
     ),
     # The pool, llm-d's names.
-    _of_picker("llm_d_epp_ready_endpoints", "name", "Endpoints that may be picked.", read.ready),
+    _of_picker("llm_d_epp_ready_endpoints", "name", "Endpoints that may be chosen.", read.ready),
     _of_picker(
         "llm_d_epp_average_queue_size", "name", "Mean of requests waiting in engines.", read.pool(1, np.mean)
     ),
@@ -619,7 +619,7 @@ TABLE: tuple[Row, ...] = (
     _of_picker(
         "epp_endpoint_rtt_seconds",
         "endpoint source",
-        "Round trip over a warm connection, and its source: Envoy's connects, probes, or an assumption.",
+        "Round trip over an open connection, and its source: Envoy's connects, probes, or an assumption.",
         read.rtts,
     ),
     _of_picker(
@@ -683,7 +683,7 @@ TABLE: tuple[Row, ...] = (
         read.change_ages,
     ),
     # Other regions.
-    counter("epp_region_forwarded_total", "region", "Requests that a pick sent to a peer region first."),
+    counter("epp_region_forwarded_total", "region", "Requests that a decision sent to a peer region first."),
     counter(
         "epp_region_refused_total",
         "reason",
@@ -693,7 +693,7 @@ TABLE: tuple[Row, ...] = (
         "regions",
         "epp_region_summary_age_seconds",
         "region",
-        "Age of what is known of a peer region; from 3 on it is not picked while another may serve.",
+        "Age of what is known of a peer region; from 3 on it is not chosen while another may serve.",
         read.summary_ages,
     ),
     shown(
@@ -739,7 +739,7 @@ TABLE: tuple[Row, ...] = (
         "shadow",
         "epp_shadow_estimated_difference_seconds",
         "policy",
-        "Mean estimated latency of the shadow's picks less that of the live picks; below 0 is faster.",
+        "Mean estimated latency of the shadow's choices less that of the live ones; below 0 is faster.",
         read.differences,
     ),
 )

@@ -72,8 +72,8 @@ PROCESS = f"/{EXT_PROC}/Process"
 #: What to send, in order, and how the stream then ends, if it does.
 Answer = tuple["list[ProcessingResponse]", Finish | Abort | None]
 
-#: Envoy ends a stream within so many seconds of the pick where it sees nothing more to ask: where it does not
-#: take overrides, and the request's body was left with it. The request itself has only begun.
+#: Envoy ends a stream within so many seconds of the decision where it sees nothing more to ask: where it does
+#: not take overrides, and the request's body was left with it. The request itself has only begun.
 _AT_ONCE_S = 0.05
 #: Any proxy waits so long for an answer, unasked.
 _UNASKED_WAIT_S = 0.1
@@ -103,7 +103,7 @@ class Exchange:
 
     @property
     def left(self) -> bool:
-        """Whether its stream ended with the pick, which may not have gone out."""
+        """Whether its stream ended with the decision, which may not have gone out."""
         return bool(self._left_id)
 
     def take(self, message: ProcessingRequest) -> Answer | Coroutine[Any, Any, Any]:
@@ -170,7 +170,7 @@ class Exchange:
             self.unsent()
 
     def unsent(self) -> None:
-        """Release a request whose pick did not go out."""
+        """Release a request whose decision did not go out."""
         if self._left_id:
             self._director.leases.unsent(self._left_id)
 
@@ -226,7 +226,7 @@ class Exchange:
         return self._stream.decided(answer)
 
     def _handle_response(self, pick: Destination, modes: Modes) -> None:
-        """Choose what becomes of a pick's response, which the proxy shows."""
+        """Choose what becomes of a decision's response, which the proxy shows."""
         how = self._sampler.choose(self._decision_id, duplex=modes.request is BodyMode.FULL_DUPLEX_STREAMED)
         if how is Observe.READ:
             if self._stream.bodies.take_spare(WATCH_BYTES, half=True):
@@ -236,7 +236,7 @@ class Exchange:
         pick.observe_response = how
 
     def _watch_over(self) -> None:
-        """Watch the answer no longer; again is fine."""
+        """Watch the answer no longer; may be called twice."""
         if self._watch is not None:
             self._watch = None
             self._stream.bodies.release(WATCH_BYTES)
@@ -303,7 +303,7 @@ class ProcessCall(Handler):
     def message(self, message: Message) -> None:
         """Answer it, or keep it until what is before it has been answered."""
         if self._over or (self._call.over and not self._exchange.decided):
-            return  # given up in the same read: nobody waits for a pick, and `cancelled` follows
+            return  # given up in the same read: nobody waits for a decision, and `cancelled` follows
         if self._task is None and not self._waiting and not self._call.blocked:
             self._take(message)
         elif self._call.room.reserve(len(message) + _ITEM_BYTES):
@@ -451,7 +451,7 @@ class _NothingLeft:
     """Stands for an exchange that is over: what it held is free at once, and not in a garbage collection."""
 
     def unsent(self) -> None:
-        """No request was left with its pick."""
+        """No request was left with its decision."""
 
 
 _NOTHING_LEFT: Any = _NothingLeft()

@@ -106,7 +106,7 @@ class Waiter:
         """Say when its turn is among its flow's requests for a target.
 
         One that an engine refused is the first. Where a request is not served best, it stands behind whoever
-        came until its patience was over: a long queue keeps caches as warm as a short one.
+        came until its patience was over: a long queue loses no more of caches than a short one.
         """
         late_s = 0.0 if target == self.best else self.patience_s
         dateless = math.isinf(self.deadline_s)

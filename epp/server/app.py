@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Between two looks at leases that outlived their time; just over the sampler's window.
+#: Between two looks at reservations that outlived their time; just over the sampler's window.
 HOUSEKEEPING_S = 1.05
 #: Longest wait at the end for the collector of spans.
 FLUSH_S = 2.0

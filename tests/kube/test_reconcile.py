@@ -185,7 +185,7 @@ def test_region_and_engine_class_come_from_pod_then_node(
 def test_a_pod_says_what_the_endpoints_file_would() -> None:
     stated = {
         "models": "org/a, org/b", "context-tokens": "32768", "kv-capacity-tokens": "500000", "rtt-ms": "12.5",
-        "draining": "True", "tls": "true", "server-name": "engine.example",
+        "draining": "True", "tls": "true", "server-name": "engine.example", "ranks": "2",
     }  # fmt: skip
     result = found(made(annotations={f"gorgo-epp/{key}": value for key, value in stated.items()}))
     endpoint = result.specs["10.0.0.1:8000"].endpoint()
@@ -194,6 +194,8 @@ def test_a_pod_says_what_the_endpoints_file_would() -> None:
     assert (endpoint.context_tokens, endpoint.kv_capacity_tokens) == (32768, 500_000)
     assert (endpoint.draining, endpoint.tls, endpoint.server_name) == (True, True, "engine.example")
     assert result.specs["10.0.0.1:8000"].rtt_ms == 12.5
+    names = [each.address for each in result.specs["10.0.0.1:8000"].endpoints()]
+    assert names == ["10.0.0.1:8000@0", "10.0.0.1:8000@1"]
 
 
 @pytest.mark.parametrize(

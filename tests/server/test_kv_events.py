@@ -77,14 +77,14 @@ class Engine:
 
 
 class Bench:
-    def __init__(self, settings: KvEvents, **endpoint: Any) -> None:
+    def __init__(self, settings: KvEvents, name: str = "127.0.0.1:8000", **endpoint: Any) -> None:
         from epp.feeds.kv_events import KvEventFeed  # noqa: PLC0415  # needs pyzmq
 
         self.datastore = Datastore(PrefixIndex())
         self.caches = EngineCaches(EngineBlocks(7), self.datastore.adapter_name)
         self.datastore.engine_caches = self.caches
         self.feed = KvEventFeed(settings, self.datastore, self.caches, SystemClock())
-        self.datastore.apply([Endpoint("127.0.0.1:8000", **endpoint)], 0.0)
+        self.datastore.apply([Endpoint(name, **endpoint)], 0.0)
         self.feed.start(asyncio.get_running_loop())
 
     def cached(self) -> float:
@@ -230,6 +230,16 @@ async def test_a_gap_is_filled_by_a_replay(engine: Engine, topic: tuple[bytes, .
 
 async def test_an_endpoint_states_where_its_engine_publishes(engine: Engine) -> None:
     bench = Bench(KvEvents(enabled=True), kv_events=f"tcp://127.0.0.1:{engine.port}")
+    try:
+        await engine.heard()
+        engine.publish(stored(0, 1))
+        await until(lambda: bench.cached() == 16)
+    finally:
+        bench.feed.stop()
+
+
+async def test_a_rank_is_heard_at_the_port_as_many_after_the_first(engine: Engine) -> None:
+    bench = Bench(KvEvents(enabled=True, address=f"tcp://{{host}}:{engine.port - 1}"), "127.0.0.1:8000@1")
     try:
         await engine.heard()
         engine.publish(stored(0, 1))

@@ -209,7 +209,7 @@ class AttributeFilter(Attribute, Filter, frozen=True, tag="endpoint-attribute-fi
 
 
 class TopologyFilter(Filter, frozen=True, tag="topology-affinity-filter"):
-    """Keep all: nearness to a prefill endpoint, which nobody picks (``filter/topologyaffinity``)."""
+    """Keep all: nearness to a prefill endpoint, which nobody chooses (``filter/topologyaffinity``)."""
 
     min_affinity: Literal["", "host", "rack", "zone", "region"] = ""
     topology_producer_name: str = ""

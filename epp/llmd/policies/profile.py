@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from epp.policies.base import Drawn, ExtraColumns, Weights
     from epp.types import Endpoint, Flags, Floats, RequestInfo, Role, Slots, Snapshot
 
-#: Where the picked engine may fetch the KV cache of the prompt from: llm-d's ``p2p-source-producer``.
+#: Where the chosen engine may fetch the KV cache of the prompt from: llm-d's ``p2p-source-producer``.
 KV_SOURCE_HEADER = "x-kv-cache-source-host-port"
 Picker = Literal["max-score-picker", "random-picker", "weighted-random-picker"]
 #: Term of the weighted sum.
@@ -63,8 +63,8 @@ class LlmDProfile(Policy):
         picker: how to choose by score.
         streaming_mode: a request has a TPOT; else its headroom is 0.
         slo_buffer_factor: part of the TPOT's SLO that counts.
-        kv_source_min_tokens: how many more cached tokens make another endpoint the source of the pick's KV
-            cache; 0 for none.
+        kv_source_min_tokens: how many more cached tokens make another endpoint the source of the chosen
+            endpoint's KV cache; 0 for none.
     """
 
     name = "llm-d-profile"

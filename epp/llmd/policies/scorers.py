@@ -295,7 +295,7 @@ class SessionScorer(Bound, Scorer, frozen=True, tag="session-affinity-scorer"):
 
 
 class TopologyScorer(Scorer, frozen=True, tag="topology-affinity-scorer"):
-    """Score 0: nearness to a prefill endpoint, which nobody picks (``scorer/topologyaffinity``)."""
+    """Score 0: nearness to a prefill endpoint, which nobody chooses (``scorer/topologyaffinity``)."""
 
     topology_producer_name: str = ""
 

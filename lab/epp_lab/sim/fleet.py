@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 import msgspec
 
 from epp.apis.usage import Usage
+from epp.config.pool import ROLE_LABELS
 from epp.errors import NoEndpointError, NotAdmittedError
 from epp.keyed_uniform import keyed_uniform
 from epp.policies.base import Policy
@@ -68,7 +69,7 @@ PUBLIC_MODEL: Final = "chat"
 # What a chat body holds beside its text: model, roles, options.
 _BODY_OVERHEAD_BYTES: Final = 300
 _BYTES_PER_TOKEN: Final = 4.5
-#: Further picked endpoints that are tried when a connection is refused (Envoy's ``connect-failure``).
+#: Further chosen endpoints that are tried when a connection is refused (Envoy's ``connect-failure``).
 _RETRIES = 2
 #: Of a replica that is down: worse than any that is up.
 _DOWN_MS = 1e9
@@ -234,7 +235,7 @@ class Replica:
 class Flight:
     """A request under way; hears from its replica what becomes of its job.
 
-    A refused connection is known a round trip later and the next picked endpoint is tried; a reset after the
+    A refused connection is known a round trip later and the next chosen endpoint is tried; a reset after the
     request was sent is the client's to see; tokens take half a round trip back, and reports to the picker a
     little more.
 
@@ -268,7 +269,7 @@ class Flight:
         self._end(f"no endpoint: {rule}", 0)
 
     def start(self, decision: Decision) -> None:
-        """Go to the picked endpoint."""
+        """Go to the chosen endpoint."""
         self._result.queued_ms = self._sim.loop.now_ms - self._intended_ms - self._result.slip_ms
         self._result.decision_id = decision.id
         self._result.believed_cached_tokens = round(float(decision.snapshot.cached_tokens[decision.chosen]))
@@ -425,7 +426,7 @@ class Truth:
     the future of a replica that will die.
 
     Attributes:
-        index: that request's position in the load; set by the simulation before each pick.
+        index: that request's position in the load; set by the simulation before each decision.
     """
 
     def __init__(self, sim: FleetSim) -> None:
@@ -798,4 +799,5 @@ def _endpoint(spec: ReplicaSpec) -> Endpoint:
         models=frozenset({PUBLIC_MODEL}) if spec.model else frozenset(),
         served_names={PUBLIC_MODEL: spec.model} if spec.model else {},
         roles=frozenset() if spec.role is Role.WHOLE else frozenset({spec.role}),
+        labels={} if spec.role is Role.WHOLE else {ROLE_LABELS[0]: spec.role.value},
     )

@@ -199,7 +199,7 @@ class WindowOptions:
 
 _PART = re.compile(r"(?P<name>[\w.-]+)(@(?P<rtt>\d+(\.\d+)?))?(\*(?P<count>[1-9]\d*))?")
 
-#: Regions of the published fleet by warm round trip (source [G]).
+#: Regions of the published fleet by round trip (source [G]).
 REGION_RTT_MS = {"us-ashburn": 20.0, "eu-frankfurt": 102.0, "ap-seoul": 211.0}
 
 
