@@ -163,13 +163,19 @@ class ProgramsSection(Section, frozen=True):
         quantum_s: time for which an agent keeps its place although others wait
             (docs/queue.md#agents).
         age_s: wait from which a turn takes the place of agents that ran for a quantum.
-        longest_hold_s: wait after which a turn goes without a place.
+        longest_hold_s: wait after which a turn goes without a place. Where it does not exceed `age_s` no turn
+            is held: that gains nothing.
     """
 
     enabled: bool = False
     quantum_s: Positive = 300.0
     age_s: NotNegative = 120.0
     longest_hold_s: Positive = 540.0
+
+    @property
+    def holds(self) -> bool:
+        """Whether turns are held."""
+        return self.enabled and self.longest_hold_s > self.age_s
 
 
 class QueueSection(BandSettings, frozen=True):
@@ -216,7 +222,7 @@ class QueueSection(BandSettings, frozen=True):
     def longest_s(self) -> float:
         """How long any request may wait."""
         bands = [self, *self.bands, self.negative or self]
-        held_s = self.programs.longest_hold_s if self.programs.enabled else 0.0
+        held_s = self.programs.longest_hold_s if self.programs.holds else 0.0
         return max(held_s, self.empty_ttl_s, *(band.ttl_s for band in bands))
 
 

@@ -563,8 +563,8 @@ TABLE: tuple[Row, ...] = (
     _of_queue(
         "epp_program_turns_total",
         "how",
-        "Turns of agents: held, and forced (let go without a place).",
-        read.program_counts("held", "forced"),
+        "Turns of agents: held, and of these forced (let go without a place) and left (given up by callers).",
+        read.program_counts("held", "forced", "left"),
     ),
     _of_queue(
         "epp_program_tokens_total",

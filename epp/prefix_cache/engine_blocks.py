@@ -423,13 +423,16 @@ class EngineBlocks:
         """Return what tells whether a group holds a block in any tier."""
         layers = [layer for layer in self._layers[group::MAX_GROUPS] if any(layer)]
         bit, credited = replica.bit, replica.credits
+        is_state = replica.groups[group].window_tokens == 1
 
         def held(key: int) -> bool:
             part = key % _SHARDS
             for layer in layers:  # any() with a generator takes several times as long
                 if layer[part].get(key, 0) & bit:
                     return True
-            return key in credited
+            credit = credited.get(key)
+            # Of a prompt's states the last one is kept for sure.
+            return credit is not None and (not is_state or key == credit.keys[-1])
 
         return held
 

@@ -35,6 +35,7 @@ from epp.rpc.accepting import allowed_connections, located
 from epp.schedule.admission import AdmissionController
 from epp.schedule.decision import to_record
 from epp.schedule.late_binding import LateBinding
+from epp.schedule.program_gate import UNHELD_S
 from epp.schedule.scheduler import Scheduler, SchedulerSettings, datastore_of
 from epp.schedule.waiting import in_time
 from epp.schedule.weights import WeightBook
@@ -244,10 +245,17 @@ class App:
             return None
         from epp.request.queueing import Queueing  # noqa: PLC0415  # only where it is configured
 
-        if settings.programs.enabled:
-            words = "turns of agents are held for up to %g s: clients, gateways and routes must wait as long"
-            log.info(words, settings.longest_s)
         binding = LateBinding(self.scheduler, settings, saturation)
+        if binding.programs is not None:
+            where = "" if settings.full_duplex else ", but not in full duplex"
+            words = (
+                "turns of agents are held for up to %g s%s: clients, gateways and routes must wait as long"
+            )
+            log.info(words, settings.programs.longest_hold_s, where)
+            words = "turns of agents are not held for %g s: callers gave up, the last one after %.1f s"
+            binding.programs.on_unheld = partial(log.warning, words, UNHELD_S)
+        elif settings.programs.enabled:
+            log.warning("turns of agents are not held: queue.programs.longest_hold_s is not above age_s")
         return Queueing(binding, settings.longest_s, self._clock, self.metrics, self._inference_pool)
 
     def _build_learning(self) -> Learning | None:

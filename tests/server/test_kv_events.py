@@ -279,7 +279,7 @@ class Slow(SystemClock):
 async def test_a_long_message_is_applied_in_several_turns(
     engine: Engine, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench.feed, "_clock", Slow())
+    monkeypatch.setattr(bench.feed._news, "_clock", Slow())
     blocks, turns = 2000, 0
     apply = bench.feed.apply
 
@@ -297,7 +297,7 @@ async def test_a_long_message_is_applied_in_several_turns(
 async def test_the_rest_of_a_batch_is_not_taken_for_an_endpoint_that_has_gone(
     engine: Engine, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench.feed, "_clock", Slow())
+    monkeypatch.setattr(bench.feed._news, "_clock", Slow())
     apply = bench.feed.apply
 
     turns = 0

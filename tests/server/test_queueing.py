@@ -85,6 +85,42 @@ async def test_the_first_wait_asks_for_the_time_of_those_that_may_follow(tmp_pat
         assert wait.longest_s == longest_s
 
 
+async def test_where_three_callers_give_up_turns_of_agents_they_are_held_no_longer_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where Envoy grants less time than the picker asks for: it ends the stream."""
+    caplog.set_level("INFO")
+    clock, text = ManualClock(100.0), "a word or two " * 10_000
+    app = app_of(tmp_path, clock, queue={"enabled": True, "programs": {"enabled": True}})
+    assert "are held for up to 540 s, but not in full duplex: clients, " in caplog.text
+    app.scheduler.set_pool([Endpoint(ENGINE, kv_capacity_tokens=50_000)], clock.mono_s())
+    assert app._queueing is not None
+    gate = app._queueing.binding.programs
+    assert gate is not None
+
+    def ask(session: str) -> Any:
+        gate.guard.count(1_000.0, clock.mono_s())  # contexts are computed all the time
+        body = json.dumps({"model": "m", "messages": [{"role": "user", "content": session + text}]}).encode()
+        request = HttpRequest("POST", "/v1/chat/completions", {"x-session-id": session}, body)
+        return app.director.direct(request, since_s=clock.mono_s())
+
+    assert isinstance(first_step(ask("first")), Destination)
+    for session in "abc":
+        wait = ask(session).send(None)
+        clock.advance(60.0)
+        wait.cancel()
+    assert "are not held for 600 s: callers gave up, the last one after 60.0 s" in caplog.text
+    assert isinstance(first_step(ask("d")), Destination)
+    assert 'epp_program_turns_total{how="left"} 3.0' in (await app.metrics.page()).decode()
+
+
+def test_where_turns_of_agents_could_not_wait_until_they_age_a_start_says_that_none_is_held(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    app_of(tmp_path, queue={"enabled": True, "programs": {"enabled": True, "longest_hold_s": 60.0}})
+    assert "turns of agents are not held: queue.programs.longest_hold_s is not above age_s" in caplog.text
+
+
 def first_step(steps: Coroutine[Wait[Any], Any, Any]) -> object:
     """What a request waits for, or its answer."""
     try:
