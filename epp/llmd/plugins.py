@@ -117,11 +117,7 @@ def meaning_of(config: EndpointPickerConfig, source: str) -> Meaning:
     for instead, kinds in refused.items():
         problem = f"no counterpart here: {', '.join(dict.fromkeys(kinds))}"
         errors.append(ConfigError(source, "plugins", problem, instead))
-    if any(isinstance(part, GpuSource) and part.use_node_address for part in made.values()):
-        for name, part in made.items():
-            if isinstance(part, Attribute):
-                fix = "run it in the engine's pod, without useNodeAddress"
-                errors.append(ConfigError(source, name, "reads GPU counters of the node's exporter", fix))
+    errors += _of_node_exporters(made, source)
     if queued:
         try:
             meaning.put("queue", **queue_of(config.flow_control, made))
@@ -159,6 +155,19 @@ def meaning_of(config: EndpointPickerConfig, source: str) -> Meaning:
         parts = {name: policy["params"] for name, policy in parts.items()}
         meaning.put("policy", name=LlmDProfiles.name, params={**meaning.handler, "profiles": parts})
     return meaning
+
+
+def _of_node_exporters(made: Mapping[str, object], source: str) -> list[ConfigError]:
+    """Refuse who reads GPU counters where these are those of the node's exporter."""
+    if not any(isinstance(part, GpuSource) and part.use_node_address for part in made.values()):
+        return []
+    problem, fix = (
+        "reads GPU counters of the node's exporter",
+        "run it in the engine's pod, without useNodeAddress",
+    )
+    return [
+        ConfigError(source, name, problem, fix) for name, part in made.items() if isinstance(part, Attribute)
+    ]
 
 
 def _stages(
