@@ -18,7 +18,7 @@ from epp.config.renamed import rename_keys
 from epp.config.strict import convert
 from epp.errors import ConfigError, gather, raise_all
 from epp.llmd.flags import duration_s
-from epp.llmd.flow_control import DIFFERS, notes_on, queue_of, said_by
+from epp.llmd.flow_control import notes_on, queue_of, said_by
 from epp.llmd.parameters import (
     ALTERNATIVES,
     APPROXIMATE,
@@ -122,20 +122,13 @@ def meaning_of(config: EndpointPickerConfig, source: str) -> Meaning:
             made[plugin.known_as] = _plugin(plugin, f"plugins[{position}]", source, meaning)
         if kind in FLOW_CONTROL and not queued:
             meaning.warnings.append(f"{kind}: without effect, as in llm-d without its feature gate")
-        elif kind in DIFFERS:
-            meaning.warnings.append(f"{kind}: {DIFFERS[kind]}")
     for instead, kinds in refused.items():
         problem = f"no counterpart here: {', '.join(dict.fromkeys(kinds))}"
         errors.append(ConfigError(source, "plugins", problem, instead))
-    if any(isinstance(part, GpuSource) and part.use_node_address for part in made.values()):
-        for name, part in made.items():
-            if isinstance(part, Attribute):
-                fix = "run it in the engine's pod, without useNodeAddress"
-                errors.append(ConfigError(source, name, "reads GPU counters of the node's exporter", fix))
+    errors += _of_node_exporters(made, source)
     if queued:
         try:
             meaning.put("queue", **queue_of(config.flow_control, made))
-            meaning.warnings += notes_on(config.flow_control)
         except ValueError as error:
             errors.append(ConfigError(source, "flowControl", str(error)))
     raise_all(errors)
@@ -170,6 +163,19 @@ def meaning_of(config: EndpointPickerConfig, source: str) -> Meaning:
         parts = {name: policy["params"] for name, policy in parts.items()}
         meaning.put("policy", name=LlmDProfiles.name, params={**meaning.handler, "profiles": parts})
     return meaning
+
+
+def _of_node_exporters(made: Mapping[str, object], source: str) -> list[ConfigError]:
+    """Refuse who reads GPU counters where these are those of the node's exporter."""
+    if not any(isinstance(part, GpuSource) and part.use_node_address for part in made.values()):
+        return []
+    problem, fix = (
+        "reads GPU counters of the node's exporter",
+        "run it in the engine's pod, without useNodeAddress",
+    )
+    return [
+        ConfigError(source, name, problem, fix) for name, part in made.items() if isinstance(part, Attribute)
+    ]
 
 
 def _stages(
@@ -232,6 +238,7 @@ def _check_sections(
                 errors.append(ConfigError(source, f"featureGates[{position}]", problem, "leave it out"))
     if not queued and replace(config.flow_control, saturation_detector=None) != FlowControl():
         meaning.warnings.append("flowControl: without effect, as in llm-d without its feature gate")
+    meaning.warnings += notes_on(config) if queued else ()
     layer = config.data_layer
     if layer.peer_discovery or layer.cross_replica_syncer_plugin_ref:
         fix = "leave it out: replicas share no state"
