@@ -235,12 +235,14 @@ class KvEventFeed:
     Attributes:
         results: messages by one of `RESULTS`.
         refused: blocks that were not taken, by reason.
+        blocks: blocks stored, removed, and kept as they had been stored twice.
     """
 
     def __init__(self, settings: KvEvents, datastore: Datastore, caches: EngineCaches, clock: Clock) -> None:
         self._settings, self._datastore, self._caches, self._clock = settings, datastore, caches, clock
         self._receiver = KvReceiver(settings, clock)
         self.results, self.refused = self._receiver.results, caches.index.refused
+        self.blocks = caches.index.counts
         self._news = KvNews(self._receiver, datastore, caches, clock)
         self._loop: asyncio.AbstractEventLoop | None = None
         datastore.on_pool["kv events"] = self.follow

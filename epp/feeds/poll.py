@@ -49,6 +49,11 @@ _Credentials = TypeVar("_Credentials", "Scrape", "EndpointSpec")
 MODELS_INTERVAL_S = 60.0
 #: Shortest time between two questions for them, whoever wants to know.
 MODELS_PAUSE_S = 1.0
+#: What llm-d calls who scrapes, and who reads it.
+_PLUGINS = {
+    "scrape": ("metrics-data-source", "core-metrics-extractor"),
+    "gpu-scrape": ("dcgm-data-source", "dcgm-extractor"),
+}
 #: Moments in an interval at which probes or scrapes begin, and endpoints that may share one in a large pool.
 SLOTS, MAX_PER_SLOT = 20, 8
 #: Where in a slot probes begin: away from scrapes, at intervals as by default.
@@ -376,7 +381,7 @@ class Poller:
             for endpoint, sample in samples.items():
                 self._sink.scraped(endpoint, sample, self._clock.mono_s())
             return
-        self._failed("scrape", f"no metrics at {path}, status {answer.status}")
+        self._failed("scrape", f"no metrics at {path}, status {answer.status}", answered=answer.status == 200)
         self._metrics_paths.rotate(-1)
 
     async def _gpu_once(self, exporter: KeepAlive) -> None:
@@ -386,7 +391,8 @@ class Poller:
             return
         utilization = gpu_utilization(answer.body) if answer.status == 200 else None
         if utilization is None:
-            self._failed("gpu-scrape", f"status {answer.status}, without the utilization of a GPU")
+            problem = f"status {answer.status}, without the utilization of a GPU"
+            self._failed("gpu-scrape", problem, answered=answer.status == 200)
             return
         for endpoint in self._target.endpoints:
             self._sink.gpu_scraped(endpoint, utilization, self._clock.mono_s())
@@ -430,9 +436,9 @@ class Poller:
             return None
         return parse_models(answer.body) if answer.status == 200 else {}
 
-    def _failed(self, what: str, problem: str) -> None:
+    def _failed(self, what: str, problem: str, *, answered: bool = False) -> None:
         for endpoint in self._target.endpoints:
-            self._sink.failed(endpoint, what, problem, self._clock.mono_s())
+            self._sink.failed(endpoint, what, problem, self._clock.mono_s(), answered=answered)
 
 
 class _Work(Protocol):
@@ -474,12 +480,14 @@ class SignalFeed:
         if self._datastore.health.success(slot, now_s):
             log.info("endpoint %s is back", address)
 
-    def failed(self, address: str, what: str, problem: str, now_s: float) -> None:
+    def failed(self, address: str, what: str, problem: str, now_s: float, *, answered: bool = False) -> None:
         """Count a probe or a scrape without a good answer; only probes eject an endpoint, or pause a peer."""
         slot = self._datastore.slot_of(address)
         if slot is None:
             return
         self._metrics.endpoint_event(address, f"{what}-failed")
+        if what in _PLUGINS:
+            self._count_error(*_PLUGINS[what], answered=answered)
         if what != "probe":
             log.debug("no metrics from %s: %s", address, problem)
         elif self._datastore.is_peer(slot):
@@ -487,6 +495,12 @@ class SignalFeed:
         elif self._datastore.health.failure(slot, "probe", now_s, f"probes fail, the last: {problem}"):
             self._metrics.endpoint_event(address, "ejected")
             log.warning("endpoint %s is ejected: %s", address, problem)
+
+    def _count_error(self, source: str, extractor: str, *, answered: bool) -> None:
+        if answered:
+            self._metrics.value("llm_d_epp_datalayer_extract_errors_total", source, extractor).inc()
+        else:
+            self._metrics.value("llm_d_epp_datalayer_poll_errors_total", source).inc()
 
     def scraped(self, address: str, sample: EngineSample, now_s: float) -> None:
         """Take what the metrics of an endpoint say."""

@@ -32,6 +32,12 @@ INSTEAD = {
     "leave it out: requests that run are not evicted": """
         priority-then-time-eviction-order-policy sheddable-eviction-filter
     """,
+    "program-aware-fairness serves the flow that was served least lately: give each program a flow": """
+        program-score-ordering-policy
+    """,
+    "leave it out: how long a session pauses between its turns is not predicted": """
+        session-interturn-latency-producer
+    """,
     "state context_tokens of endpoints: what does not fit is not sent there": """
         context-length-aware
     """,
@@ -59,6 +65,13 @@ STAND_INS = {
         ),
     ),
     "endpoint-notification-source": (_WATCHED, ""),
+    "latency-observer-producer-hub": (
+        "times to first token follow rates learned in process, as with predicted-latency-producer",
+        (
+            "intervalDuration maxObservationAge maxRequests minRequests lowPercentile typicalPercentile"
+            " windowSize bucketDuration bucketHistorySize inFlightLoadProducerName"
+        ),
+    ),
     "k8s-notification-source": (_WATCHED, "group version kind"),
     "models-data-source": (
         _MODELS,
@@ -85,6 +98,7 @@ STAND_INS = {
 PICKERS = frozenset(get_args(Picker))
 #: Bytes a token is taken for where a block's size is given in tokens; llm-d's estimate (source [E]).
 BYTES_PER_TOKEN = 4
+APPROXIMATE = "approx-prefix-cache-producer"
 KV_SOURCE = "kv_source_min_tokens"
 BY_HEADER = "header-profile-handler"
 GPU_SOURCE = "dcgm-data-source"
@@ -160,27 +174,31 @@ class _Picker(Parameters, frozen=True):
     max_num_of_endpoints: Annotated[int, msgspec.Meta(le=17)] = 1
 
 
-class Prefix(Parameters, frozen=True):
-    """Of the scorer and of the approximate index; blocks are of 64 tokens at least, as in llm-d."""
+class PrefixIndex(Parameters, frozen=True):
+    """Of an approximate index; blocks are of 64 tokens at least, as in llm-d."""
 
-    unread = "maxPrefixBlocksToMatch maxPrefixTokensToMatch prefixMatchInfoProducerName"
+    unread = "maxPrefixBlocksToMatch maxPrefixTokensToMatch"
     auto_tune: bool = True
-    match_length_weight: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
-    match_length_scale_tokens: Annotated[int, msgspec.Meta(ge=1)] = 8192
     block_size_tokens: _Count = 0
     #: What `block_size_tokens` was called, which wins.
     block_size: _Count = 0
     lru_capacity_per_server: _Count = 0
 
-    def put(self, meaning: Meaning) -> None:
-        """Size the blocks and the capacity of the index."""
-        stated = self.block_size_tokens or self.block_size
-        block_tokens = max(stated, 64)
-        if stated:
-            meaning.put("prefix", block_bytes=min(block_tokens * BYTES_PER_TOKEN, 65536))
-        blocks = self.lru_capacity_per_server or (0 if self.auto_tune else _LRU_BLOCKS)
-        if blocks:
-            meaning.put("prefix", capacity_tokens=blocks * block_tokens)
+    @property
+    def _block_tokens(self) -> int:
+        return max(self.block_size_tokens or self.block_size, 64)
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Return what an endpoint's cache holds, unless an engine tells."""
+        return (self.lru_capacity_per_server or _LRU_BLOCKS) * self._block_tokens
+
+    def size(self, meaning: Meaning) -> None:
+        """Size the blocks and the capacity of the picker's index."""
+        if self.block_size_tokens or self.block_size:
+            meaning.put("prefix", block_bytes=min(self._block_tokens * BYTES_PER_TOKEN, 65536))
+        if self.lru_capacity_per_server or not self.auto_tune:
+            meaning.put("prefix", capacity_tokens=self.capacity_tokens)
         if not self.auto_tune:
             meaning.put("prefix", capacity_stated=True)
         elif self.lru_capacity_per_server:
@@ -188,11 +206,24 @@ class Prefix(Parameters, frozen=True):
                 "lruCapacityPerServer: holds until an engine reports the size of its KV cache"
             )
 
+
+class Prefix(PrefixIndex, frozen=True):
+    """Of the scorer, which had an index of its own."""
+
+    match_length_weight: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    match_length_scale_tokens: Annotated[int, msgspec.Meta(ge=1)] = 8192
+    prefix_match_info_producer_name: str = ""
+
+    def put(self, meaning: Meaning) -> None:
+        """Size the picker's index."""
+        self.size(meaning)
+
     def scorer(self) -> PrefixScorer:
         """Return what scores by it in a profile."""
         return PrefixScorer(
             match_length_weight=self.match_length_weight,
             match_length_scale_tokens=self.match_length_scale_tokens,
+            prefix_match_info_producer_name=self.prefix_match_info_producer_name,
         )
 
 
@@ -219,7 +250,7 @@ class _Indexer(msgspec.Struct, frozen=True):
     )
 
 
-class _Precise(Parameters, frozen=True):
+class PreciseIndex(Parameters, frozen=True):
     """Of the index of what engines tell; a tier that is not named weighs 1, as in llm-d."""
 
     unread = "tokenProcessorConfig speculativeIndexing speculativeTTL"
@@ -227,6 +258,7 @@ class _Precise(Parameters, frozen=True):
     indexer_config: _Indexer = _Indexer()
 
     def put(self, meaning: Meaning) -> None:
+        """Say where engines tell events."""
         events, pods = self.kv_events_config, self.kv_events_config.pod_discovery_config
         weights = {tier.name.lower(): tier.weight for tier in self.indexer_config.tiers}
         told: dict[str, Any] = {
@@ -248,14 +280,17 @@ class _Precise(Parameters, frozen=True):
         )
 
 
-class _PreciseScorer(_Precise, frozen=True):
+class PreciseScorer(PreciseIndex, frozen=True):
     """The deprecated scorer with an index of its own."""
 
-    unread = f"{_Precise.unread} {Prefix.unread} autoTune lruCapacityPerServer blockSize blockSizeTokens"
+    unread = (
+        f"{PreciseIndex.unread} {PrefixIndex.unread} autoTune lruCapacityPerServer blockSize blockSizeTokens"
+        " prefixMatchInfoProducerName"
+    )
 
     def scorer(self) -> PrefixScorer:
         """Return what scores by it in a profile."""
-        return PrefixScorer()
+        return PrefixScorer(precise=True)
 
 
 class _InFlight(Parameters, frozen=True):
@@ -438,12 +473,40 @@ class _Extractor(Parameters, frozen=True):
     unread = "engineLabelKey defaultEngine engineConfigs customMetrics"
 
 
+_ALL_STAGES = "leave it out: all endpoints are measured"
+
+
 class _ProgramAware(Parameters, frozen=True):
     unread = "evictionTtlSeconds evictionSweepSeconds"
-    fairness: Literal["", "las"] = msgspec.field(default="las", name="strategy")
+    strategy: Literal["", "las", "turn-priority"] = "las"
     las_weight_service: NotNegative = 0.8
     las_weight_head_wait: NotNegative = 0.2
     half_life_s: NotNegative = msgspec.field(default=60.0, name="lasHalfLifeSeconds")
+    turn_wait_weight: NotNegative = msgspec.field(default=0.05, name="turnPriorityTimeWeight")
+    turn_idle_s: NotNegative = msgspec.field(default=120.0, name="turnPriorityInactivitySeconds")
+
+
+class _VirtualTokens(Parameters, frozen=True):
+    unread = "inputTokenWeight outputTokenWeight"
+
+
+class MaxSaturation(Parameters, frozen=True):
+    """Name the detectors of which the largest counts."""
+
+    detectors: Annotated[list[str], msgspec.Meta(min_length=1)]
+    stages: Annotated[dict[str, Any], msgspec.Meta(max_length=0, extra={"fix": _ALL_STAGES})] = {}
+
+
+class _ServedModel(Parameters, frozen=True):
+    on_missing: Literal["", "Pass", "Fail"] = ""
+    fallback_on_empty: bool = False
+
+    def put(self, meaning: Meaning) -> None:
+        if self.on_missing == "Fail" or self.fallback_on_empty:
+            raise ValueError(
+                "onMissing Fail and fallbackOnEmpty are not read: leave them out, state models of endpoints"
+            )
+        meaning.warnings.append(f"served-model-filter: {_MODELS}")
 
 
 class _StaticLimit(Parameters, frozen=True):
@@ -478,16 +541,19 @@ FLOW_CONTROL: Mapping[str, type[Parameters]] = {
     "slo-deadline-ordering-policy": Parameters,
     "soft-reflective-ceiling-policy": Parameters,
     "static-usage-limit-policy": _StaticLimit,
+    "vtc-fairness-policy": _VirtualTokens,
 }
 KINDS: Mapping[str, type[msgspec.Struct]] = {
     **_kinds(Filters),
     **_kinds(Scorers),
     **_kinds(Deciders),
     "prefix-cache-scorer": Prefix,
-    "precise-prefix-cache-scorer": _PreciseScorer,
-    "precise-prefix-cache-producer": _Precise,
+    "precise-prefix-cache-scorer": PreciseScorer,
+    "precise-prefix-cache-producer": PreciseIndex,
     **dict.fromkeys(PICKERS, _Picker),
     "single-profile-handler": Parameters,
+    "max-saturation-detector": MaxSaturation,
+    "served-model-filter": _ServedModel,
     BY_HEADER: _ByHeader,
     "disagg-profile-handler": _Stages,
     "pd-profile-handler": _PrefillDecode,
@@ -495,7 +561,7 @@ KINDS: Mapping[str, type[msgspec.Struct]] = {
     "mm-embeddings-cache-producer": MediaCache,
     "file-discovery": _FileDiscovery,
     "session-id-producer": SessionId,
-    "approx-prefix-cache-producer": Prefix,
+    APPROXIMATE: PrefixIndex,
     "token-producer": _TokenProducer,
     "tokenizer": _TokenProducer,
     "inflight-load-producer": _InFlight,
@@ -512,6 +578,12 @@ KINDS: Mapping[str, type[msgspec.Struct]] = {
 }
 
 _MATCHED = "prompts are matched to their end"
+_TURN = "a turn costs the tokens of the prompt and of the expected answer alike"
+_ONE_INDEX = "the picker's own prefix index is read, whatever its name"
+_READ_ONE_INDEX = (
+    "inflight-load-producer p2p-source-producer predicted-latency-producer pd-profile-handler"
+    " precise-prefix-cache-scorer"
+)
 _BY_METRICS = "an engine is recognised by the names of its metrics"
 #: Parameters, of one plugin or any, that are accepted, and the warning that says what they mean here.
 NOTED = {
@@ -525,7 +597,9 @@ NOTED = {
     "speculativeTTL": "what is sent counts for 2 s after its first token",
     "maxPrefixBlocksToMatch": _MATCHED,
     "maxPrefixTokensToMatch": _MATCHED,
-    "prefixMatchInfoProducerName": "there is one prefix index, whatever it is called",
+    **dict.fromkeys((f"{kind} prefixMatchInfoProducerName" for kind in _READ_ONE_INDEX.split()), _ONE_INDEX),
+    "inputTokenWeight": _TURN,
+    "outputTokenWeight": _TURN,
     "estimate": "tokens are estimated from bytes, by a ratio for each model",
     "evictionTtlSeconds": "the 10,000 flows that were served last are remembered",
     "engineLabelKey": _BY_METRICS,

@@ -18,9 +18,10 @@ from epp.config.renamed import rename_keys
 from epp.config.strict import convert
 from epp.errors import ConfigError, gather, raise_all
 from epp.llmd.flags import duration_s
-from epp.llmd.flow_control import queue_of, said_by
+from epp.llmd.flow_control import notes_on, queue_of, said_by
 from epp.llmd.parameters import (
     ALTERNATIVES,
+    APPROXIMATE,
     BY_HEADER,
     FLOW_CONTROL,
     JOINT,
@@ -32,23 +33,27 @@ from epp.llmd.parameters import (
     REFUSED,
     STAND_INS,
     GpuSource,
+    MaxSaturation,
     Meaning,
     MediaCache,
     Parameters,
+    PreciseIndex,
+    PreciseScorer,
     Prefix,
+    PrefixIndex,
     SessionId,
 )
 from epp.llmd.picker_config import FlowControl, Profile, Reference
 from epp.llmd.policies.filters import (
     Admitter,
+    AffinityFilter,
     ConcurrencyDetector,
     RolloutScreener,
-    TopologyFilter,
     UtilizationDetector,
 )
 from epp.llmd.policies.plugins import Attribute, Bound, Filter, Scorer, SessionSource
 from epp.llmd.policies.profile import LlmDProfile, LlmDProfiles
-from epp.llmd.policies.scorers import MediaScorer, TopologyScorer
+from epp.llmd.policies.scorers import MediaScorer, PrefixScorer
 from epp.llmd.policies.stages import Always, Decider, LlmDStages, Uncached
 from epp.policies.gorgo_ms import GorgoMs
 from epp.policies.registry import POLICIES
@@ -79,6 +84,14 @@ _AGENT_HEADERS = ("x-claude-code-session-id", "x-session-affinity", "session-id"
 _LEAST_STALE_MS = 500.0
 #: Handlers of stages, and what they were called.
 STAGED = ("disagg-profile-handler", "pd-profile-handler")
+_NOT_NEAR = "without effect: whether two endpoints are near each other is not read"
+#: Plugins of profiles that mean something else here.
+_MEANT = {
+    "topology-affinity-scorer": _NOT_NEAR,
+    "topology-affinity-filter": _NOT_NEAR,
+    "latency-observation-scorer-hub": "times follow rates learned in process, and nobody is explored",
+    "lora-residency-filter": "adapters of running requests count; copies in an engine's memory are not told",
+}
 #: What a policy's plugin may say besides the policy's parameters.
 _POLICY_KEYS = ("weights", "bounds", "tolerance", "fallbacks")
 
@@ -112,11 +125,7 @@ def meaning_of(config: EndpointPickerConfig, source: str) -> Meaning:
     for instead, kinds in refused.items():
         problem = f"no counterpart here: {', '.join(dict.fromkeys(kinds))}"
         errors.append(ConfigError(source, "plugins", problem, instead))
-    if any(isinstance(part, GpuSource) and part.use_node_address for part in made.values()):
-        for name, part in made.items():
-            if isinstance(part, Attribute):
-                fix = "run it in the engine's pod, without useNodeAddress"
-                errors.append(ConfigError(source, name, "reads GPU counters of the node's exporter", fix))
+    errors += _of_node_exporters(made, source)
     if queued:
         try:
             meaning.put("queue", **queue_of(config.flow_control, made))
@@ -126,11 +135,14 @@ def meaning_of(config: EndpointPickerConfig, source: str) -> Meaning:
     if not config.plugins:
         meaning.put("policy", **default_meaning().sections["policy"])
         return meaning
-    _detect(config, made, meaning)
+    _detect(config, made, source, meaning)
+    made |= _indexes(made, meaning)
     made |= {
         name: _with_headers(part, config, made) for name, part in made.items() if isinstance(part, Bound)
     }
     for name, part in made.items():
+        if isinstance(part, PreciseScorer):
+            made[name] = part.scorer()
         if isinstance(part, MediaScorer):
             cache = made.get(part.producer_name or "mm-embeddings-cache-producer")
             made[name] = replace(part, cache_mib=cache.cache_mib if isinstance(cache, MediaCache) else 0)
@@ -151,6 +163,19 @@ def meaning_of(config: EndpointPickerConfig, source: str) -> Meaning:
         parts = {name: policy["params"] for name, policy in parts.items()}
         meaning.put("policy", name=LlmDProfiles.name, params={**meaning.handler, "profiles": parts})
     return meaning
+
+
+def _of_node_exporters(made: Mapping[str, object], source: str) -> list[ConfigError]:
+    """Refuse who reads GPU counters where these are those of the node's exporter."""
+    if not any(isinstance(part, GpuSource) and part.use_node_address for part in made.values()):
+        return []
+    problem, fix = (
+        "reads GPU counters of the node's exporter",
+        "run it in the engine's pod, without useNodeAddress",
+    )
+    return [
+        ConfigError(source, name, problem, fix) for name, part in made.items() if isinstance(part, Attribute)
+    ]
 
 
 def _stages(
@@ -213,6 +238,7 @@ def _check_sections(
                 errors.append(ConfigError(source, f"featureGates[{position}]", problem, "leave it out"))
     if not queued and replace(config.flow_control, saturation_detector=None) != FlowControl():
         meaning.warnings.append("flowControl: without effect, as in llm-d without its feature gate")
+    meaning.warnings += notes_on(config) if queued else ()
     layer = config.data_layer
     if layer.peer_discovery or layer.cross_replica_syncer_plugin_ref:
         fix = "leave it out: replicas share no state"
@@ -260,10 +286,8 @@ def _plugin(plugin: Plugin, key: str, source: str, meaning: Meaning) -> object:
             parameters.put(meaning)
         elif isinstance(parameters, Admitter | RolloutScreener):
             meaning.screeners[plugin.known_as] = parameters
-        elif isinstance(parameters, TopologyScorer | TopologyFilter):
-            meaning.warnings.append(
-                f"{kind}: without effect: whether two endpoints are near each other is not read"
-            )
+        elif kind in _MEANT:
+            meaning.warnings.append(f"{kind}: {_MEANT[kind]}")
     except ValueError as error:
         raise ConfigError(source, key_of, f"{kind}: {error}") from None
     return said_by(kind, asdict(parameters)) if kind in FLOW_CONTROL else parameters
@@ -296,10 +320,23 @@ def _with_headers(found: Bound, config: EndpointPickerConfig, made: Mapping[str,
     return replace(found, session_id_config=replace(found.session_id_config, sources=sources))
 
 
-def _detect(config: EndpointPickerConfig, made: Mapping[str, object], meaning: Meaning) -> None:
+def _detect(config: EndpointPickerConfig, made: Mapping[str, object], source: str, meaning: Meaning) -> None:
     """Measure saturation by the detector that is referred to, else by the one that llm-d would take."""
     detector = config.flow_control.saturation_detector or config.saturation_detector
-    match made.get(detector.plugin_ref if detector else "utilization-detector"):
+    found = made.get(detector.plugin_ref if detector else "utilization-detector")
+    parts = [made.get(name) for name in found.detectors] if isinstance(found, MaxSaturation) else [found]
+    if isinstance(found, MaxSaturation):
+        if not all(isinstance(part, UtilizationDetector | ConcurrencyDetector) for part in parts):
+            raise ConfigError(
+                source, "detectors", "a name that is no detector's", "list detectors of the file"
+            )
+        meaning.put("saturation", largest=len({type(part) for part in parts}) > 1)
+    for part in parts:
+        _measure(part, meaning)
+
+
+def _measure(detector: object, meaning: Meaning) -> None:
+    match detector:
         case UtilizationDetector() as found:
             meaning.put(
                 "saturation",
@@ -314,20 +351,47 @@ def _detect(config: EndpointPickerConfig, made: Mapping[str, object], meaning: M
                 meaning.put("saturation", pending_tokens=found.max_token_concurrency)
 
 
+def _indexes(made: Mapping[str, object], meaning: Meaning) -> dict[str, PrefixScorer | AffinityFilter]:
+    """Size the picker's index by one producer, and give an index of its own to who reads another.
+
+    The picker's is that of engines' events where somebody reads it, else the first that engines size.
+    """
+    readers = {
+        name: part.scorer() if isinstance(part, Prefix) else part
+        for name, part in made.items()
+        if isinstance(part, Prefix | AffinityFilter)
+    }
+    asked = [part.prefix_match_info_producer_name or APPROXIMATE for part in readers.values()]
+    there = [name for name, part in made.items() if type(part) is PrefixIndex]
+    read = {name: made.get(name, PrefixIndex()) for name in dict.fromkeys(asked or there)}
+    names = sorted(read, key=lambda name: (not isinstance(read[name], PreciseIndex), not _tunes(read[name])))
+    for number, name in enumerate(names):
+        found = read[name]
+        if number == 0 and isinstance(found, PrefixIndex) and name in made:
+            found.size(meaning)
+        elif number and _tunes(found):
+            first = names[0]
+            meaning.warnings.append(f"{name} autoTune: engines tell the size of {first}'s index alone")
+    changed = {}
+    for (name, part), index in zip(readers.items(), asked, strict=True):
+        found = read[index]
+        own = found.capacity_tokens if isinstance(found, PrefixIndex) and index != names[0] else 0
+        changed[name] = replace(part, index_tokens=own, precise=isinstance(found, PreciseIndex))
+    return changed
+
+
+def _tunes(found: object) -> bool:
+    return isinstance(found, PrefixIndex) and found.auto_tune
+
+
 #: A plugin of a profile: as configured, its parameters, its weight.
 _Entry = tuple["Plugin", Any, float | None]
 
 
 def _policy(entries: list[_Entry], key: str, source: str, meaning: Meaning, *, several: bool) -> None:
     ours = [(plugin, weight) for plugin, _, weight in entries if plugin.type in POLICIES]
-    scorers = [entry for entry in entries if isinstance(entry[1], Scorer | Prefix)]
+    scorers = [entry for entry in entries if isinstance(entry[1], Scorer)]
     filters = {plugin.known_as: part for plugin, part, _ in entries if isinstance(part, Filter)}
-    others = False
-    for name, part in filters.items():
-        by_label = type(part).admits is not Filter.admits
-        if by_label and others:
-            meaning.warnings.append(f"{name}: asked for before the filters that stand before it")
-        others |= not by_label
     filters = {**meaning.screeners, **filters}
     pickers = {plugin.type: part for plugin, part, _ in entries if plugin.type in PICKERS}
     if len(pickers) > 1 or len({plugin.known_as for plugin, _, _ in scorers}) < len(scorers):
@@ -363,6 +427,8 @@ def _policy(entries: list[_Entry], key: str, source: str, meaning: Meaning, *, s
                 SCORERS[plugin.type]: 1.0 if weight is None else weight for plugin, _, weight in scorers
             }
             meaning.put("policy", name="llm-d", weights={**dict.fromkeys(SCORERS.values(), 0.0), **weights})
+            if any(isinstance(part, PrefixScorer) and part.precise for _, part, _ in scorers):
+                meaning.put("policy", params={"blocks": False})
 
 
 def _our_policy(policy: Plugin, weight: float | None, key: str, source: str, meaning: Meaning) -> None:
@@ -382,16 +448,14 @@ def _usual(scorers: list[_Entry]) -> bool:
     return (
         kinds.keys() <= SCORERS.keys()
         and len(kinds) == len(scorers)
-        and not (prefix and prefix.match_length_weight)
+        and not (prefix and (prefix.match_length_weight or prefix.index_tokens))
         and all(weight is None or 0.0 <= weight <= _LARGEST_WEIGHT for _, _, weight in scorers)
     )
 
 
 def _profile(filters: Mapping[str, Filter], scorers: list[_Entry], picker: str, meaning: Meaning) -> None:
     """Say the profile plugin by plugin, by the names that the file has for them."""
-    parts = {
-        plugin.known_as: part.scorer() if isinstance(part, Prefix) else part for plugin, part, _ in scorers
-    }
+    parts = {plugin.known_as: part for plugin, part, _ in scorers}
     params = {**meaning.profile, "filters": filters, "scorers": parts, "picker": picker}
     weights = {plugin.known_as: 1.0 if weight is None else weight for plugin, _, weight in scorers}
     meaning.put("policy", name=LlmDProfile.name, params={**params, "scorer_weights": weights})

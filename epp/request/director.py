@@ -174,7 +174,6 @@ class Director:
         self.recent = RecentDecisions()
         self._counter, self._hasher = counter, hasher
         self._metrics, self._recorder, self._clock = metrics, recorder, clock
-        self._schedule_seconds = metrics.histogram("llm_d_epp_scheduler_e2e_duration_seconds")
         self._decision_seconds = metrics.histogram("llm_d_epp_request_processing_duration_seconds")
         self.outcomes = Outcomes(
             scheduler=scheduler, metrics=metrics, recorder=recorder, clock=clock, resolver=self.resolver
@@ -280,7 +279,7 @@ class Director:
         began_s = self._clock.mono_s()
         await self._admission.admit(asked, began_s)
         decision = self.scheduler.decide(asked, began_s, self._clock.wall_s())
-        self._schedule_seconds.observe(self._clock.mono_s() - began_s)
+        self._metrics.requests.scheduled(decision, self._clock.mono_s() - began_s)
         return decision
 
     def _queueing_of(self, request: HttpRequest) -> Queueing | None:

@@ -91,7 +91,7 @@ class Exchange:
 
     def __init__(self, stream: Stream, director: Director, metrics: Metrics, sampler: Sampler) -> None:
         self._stream, self._director, self._metrics, self._sampler = stream, director, metrics, sampler
-        self._picked_s = 0.0
+        self._picked_s = self._handled_s = 0.0
         self._decision_id = self._left_id = ""
         self._watch: AnswerWatch | None = None
         self._wait: Wait[Any] | None = None
@@ -110,7 +110,7 @@ class Exchange:
         """Take a message; what to send, and how the stream then ends, or what waits for that."""
         outputs = self._stream.receive(message)
         if not outputs or not isinstance(request := outputs[0], HttpRequest):  # which comes alone
-            return self._act(outputs)
+            return self._act_after_pick(outputs) if self._decision_id else self._act(outputs)
         self._metrics.requests.seen(request, observing=self._observing)
         return self._go_on(self._director.direct(request, since_s=self._sampler.now_s()))
 
@@ -173,6 +173,16 @@ class Exchange:
         """Release a request whose decision did not go out."""
         if self._left_id:
             self._director.leases.unsent(self._left_id)
+
+    def _act_after_pick(self, outputs: Sequence[Output | Event]) -> Answer:
+        """Act on what came of the answer, and time it."""
+        began_s = self._sampler.now_s()
+        answer = self._act(outputs)
+        self._handled_s += self._sampler.now_s() - began_s
+        if not self._decision_id:
+            name = "llm_d_epp_response_processing_duration_seconds"
+            self._metrics.histogram(name).observe(self._handled_s)
+        return answer
 
     def _act(self, outputs: Sequence[Output | Event]) -> Answer:
         replies: list[ProcessingResponse] = []

@@ -51,6 +51,7 @@ SCHEMA_VERSION = 2
 ASKED = (
     "model",
     "prompt_tokens",
+    "block_tokens",
     "body_bytes",
     "max_output_tokens",
     "affinity_key",

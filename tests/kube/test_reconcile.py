@@ -226,7 +226,36 @@ def test_priorities_are_those_of_our_pool() -> None:
     del short["spec"]["poolRef"]["group"]
     decoded = [msgspec.convert(each, Objective) for each in [*table, foreign, short]]
     settings = Kubernetes(pool_name="pool")
-    assert priorities(decoded, settings) == {"batch": -5, "chat": 10, "plain": 0, "short": 4}
+    assert priorities(decoded, settings, {}) == {"batch": -5, "chat": 10, "plain": 0, "short": 4}
+
+
+@pytest.mark.parametrize(
+    ("spec", "ours"),
+    [
+        ({"poolRefs": [{"name": "another"}, {"name": "pool"}]}, True),
+        ({"poolRefs": [{"name": "another"}]}, False),
+        ({"poolRefs": [{"name": "pool", "group": objects.OLD_GROUP}]}, False),
+        ({"poolSelector": {"matchLabels": {"tier": "gold"}}}, True),
+        ({"poolSelector": {"matchLabels": {"tier": "gold", "zone": "a"}}}, False),
+        ({"poolSelector": {}}, False),
+        ({"poolRefs": [{"name": "another"}], "poolSelector": {"matchLabels": {"tier": "gold"}}}, True),
+        *(
+            ({"poolSelector": {"matchExpressions": [{"key": key, "operator": how, "values": values}]}}, met)
+            for key, how, values, met in (
+                ("tier", "In", ["gold", "silver"], True), ("tier", "In", ["silver"], False),
+                ("tier", "NotIn", ["silver"], True), ("tier", "NotIn", ["gold"], False),
+                ("zone", "NotIn", ["a"], True), ("tier", "Exists", None, True), ("zone", "Exists", None, False),
+                ("zone", "DoesNotExist", None, True), ("tier", "DoesNotExist", None, False),
+                ("tier", "Newer", ["gold"], False),
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_objectives_of_v1_are_for_the_pools_that_they_name_or_select(
+    spec: dict[str, Any], ours: bool
+) -> None:
+    one = msgspec.convert({"metadata": {"name": "a"}, "spec": {"priority": 3, **spec}}, Objective)
+    assert bool(priorities([one], Kubernetes(pool_name="pool"), {"tier": "gold"})) is ours
 
 
 def test_rules_are_those_for_our_pool_the_oldest_first() -> None:

@@ -84,6 +84,7 @@ def test_a_block_that_is_stored_twice_goes_with_its_second_removal(index: Engine
     assert held(index) == 32
     apply(index, Removed([2]))
     assert held(index) == 16
+    assert index.counts == {"stored": 2, "removed": 1, "kept": 1}
 
 
 def test_lost_messages_let_the_next_removal_of_a_block_count(index: EngineBlocks) -> None:

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from epp.config.schema import KvEvents
+from epp.metrics.metrics import Metrics
+from epp.metrics.table import TABLE
 from epp.prefix_cache.engine_blocks import EngineBlocks
 from epp.prefix_cache.index import PrefixIndex
 from epp.server.process import SystemClock
@@ -19,6 +21,7 @@ from epp.signals.datastore import Datastore
 from epp.signals.engine_caches import EngineCaches
 from epp.types import Endpoint, RequestInfo
 from tests.kit.ports import free_ports
+from tests.kit.replicas import metric
 from tests.kit.waiting import until
 
 zmq = pytest.importorskip("zmq")
@@ -146,6 +149,21 @@ async def test_an_event_that_cannot_be_read_lets_the_estimate_add_to_events(
     await until(lambda: bench.feed.results["taken"] == 1 and bench.cached() == 0)
     engine.publish(["BlockStored", [11], None, [], 0, None, "CPU", None])
     await until(lambda: bench.cached() == 5)
+
+
+async def test_llm_d_s_counts_of_blocks_are_shown(engine: Engine, bench: Bench) -> None:
+    engine.publish(stored(0, 2), stored(0, 2), ["BlockRemoved", [11], "GPU"], ["BlockRemoved", [11], "GPU"])
+    await until(lambda: bench.feed.results["taken"] == 1 and bench.feed.blocks["removed"])
+    metrics = Metrics(TABLE)
+    metrics.show("kv events", bench.feed)
+    text = "".join(metrics.pieces())
+    shown = {
+        name: metric(text, f"llm_d_epp_kv_cache_{name}")
+        for name in ("index_admissions_total", "index_evictions_total", "events_active_subscribers")
+    }
+    assert shown == {"index_admissions_total": 2, "index_evictions_total": 1, "events_active_subscribers": 1}
+    for what in ("forwarded", "suppressed"):
+        assert metric(text, f"llm_d_epp_kv_cache_events_dedup_removed_hashes_{what}_total") == 1
 
 
 async def test_a_cleared_cache_is_known_whole_again(engine: Engine, bench: Bench) -> None:

@@ -14,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.config.schema import Config, Pool, Scrape
+from epp.policies.balancing import Random
 from epp.policies.base import Policy
 from epp.policies.registry import POLICIES
+from epp.signals.model_means import PRIOR_TOKENS
 from epp.types import Ranking
 from epp_lab.sim.engine_class import L40S_X2
 from epp_lab.sim.oracle import ORACLES
@@ -64,6 +66,23 @@ def test_the_answer_is_found_by_the_next_turn(turn_starts: tuple[int, ...], cach
     later = replace(request(2000.0, prompt_tokens=100, output_tokens=1), turn_starts=turn_starts)
     result = run_window([turn, later], still_fleet(), "gorgo", options=options())
     assert result.requests[1].cached_tokens == cached_tokens
+
+
+def test_a_picker_hears_of_the_limit_that_the_client_sends_and_never_of_the_answer_to_come() -> None:
+    seen = []
+
+    class Hears(Random):
+        def rank(
+            self, request: RequestInfo, snapshot: Snapshot, weights: Mapping[str, float], seed: int
+        ) -> Ranking:
+            seen.append((request.max_output_tokens, request.expected_output_tokens))
+            return super().rank(request, snapshot, weights, seed)
+
+    told = replace(request(500.0, output_tokens=9), max_output_tokens=128)
+    load = [request(0.0, output_tokens=9), told]
+    run_window(load, still_fleet(2), lambda _: Hears(), options=options())
+    assert [limit for limit, _ in seen] == [None, 128]
+    assert seen[0][1] == PRIOR_TOKENS
 
 
 def test_followers_think_after_the_answer() -> None:

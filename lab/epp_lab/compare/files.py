@@ -389,6 +389,7 @@ def read_flight_records(records: Iterable[Mapping[str, Any]]) -> tuple[TraceRequ
             user=session,
             prompt_tokens=max(0, outcome.prompt_tokens or 0) or request.prompt_tokens,
             output_tokens=max(1, output_tokens or DEFAULT_OUTPUT_TOKENS),
+            max_output_tokens=request.max_output_tokens or None,
             block_ids=tuple(numbers.setdefault(block, len(numbers)) for block in decision.blocks),
             block_tokens=block_tokens,
         )

@@ -32,7 +32,7 @@ class TraceRequest:
         session: requests of one conversation share it.
         user: who sent it; sessions of one user may share content.
         prompt_tokens: length of the prompt.
-        output_tokens: output limit to ask for.
+        output_tokens: length of the answer; no picker knows it beforehand.
         block_ids: one id per run of ``block_tokens`` prompt tokens. Ids are prefix-cumulative: equal ids at
             one position mean equal content up to there. The last block may be partial (its content is then
             the head of that id's content); tokens beyond the last id are shared with nobody.
@@ -46,6 +46,7 @@ class TraceRequest:
         tenant: whose it is where tenants share a queue (`epp.schedule.queue`).
         priority: its band there.
         deadline_ms: time to first token that it asks for, 0 for none.
+        max_output_tokens: limit that its client sends, None for none.
     """
 
     at_ms: Milliseconds
@@ -62,6 +63,7 @@ class TraceRequest:
     tenant: str = ""
     priority: int = 0
     deadline_ms: Milliseconds = 0.0
+    max_output_tokens: Tokens | None = None
 
 
 def in_time_order(requests: Sequence[TraceRequest]) -> tuple[TraceRequest, ...]:

@@ -55,9 +55,8 @@ class InformedPolicy(Policy):
         self, request: RequestInfo, snapshot: Snapshot, weights: Mapping[str, float], seed: int
     ) -> Ranking:
         """Rank as `GorgoMs.rank` does, over what is true."""
-        if "answer" in self._known and request.max_output_tokens is not None:
-            # The simulated client's limit is the length that the answer will have.
-            request = replace(request, expected_output_tokens=float(request.max_output_tokens))
+        if "answer" in self._known:
+            request = replace(request, expected_output_tokens=float(self._truth.answer_tokens()))
         if "caches" in self._known:
             block = snapshot.block.copy()
             block[_CACHED] = [self._truth.forecast(address).cached_tokens for address in snapshot.endpoints]

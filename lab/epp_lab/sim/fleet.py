@@ -454,6 +454,10 @@ class Truth:
         # By address: when everybody there ends if nothing else comes, as of so many changes of the replica.
         self._ends: dict[str, tuple[int, Mapping[int, float]]] = {}
 
+    def answer_tokens(self) -> int:
+        """Return the length that the answer will have."""
+        return self._sim.requests[self.index].output_tokens
+
     def forecast(self, address: str) -> Forecast:
         """Return everything that would follow if it were sent there now."""
         replica = self._sim.replicas[address]
@@ -648,7 +652,7 @@ class FleetSim:
         return msgspec.structs.replace(
             self.prompts.measured(index),
             body_bytes=self.body_bytes(index),
-            max_output_tokens=request.output_tokens,
+            max_output_tokens=request.max_output_tokens,
             affinity_key=request.session,
             session=request.session,
             program=request.session,

@@ -55,7 +55,7 @@ class ArtChat:
         prompt_tokens: length of a session's first prompt.
         message_tokens: tokens that extending or branching adds.
         max_prompt_tokens: prompts are cut here less the answer's limit.
-        output_tokens: answer limit of every request but the bot's.
+        output_tokens: answer limit that clients send; all answers but the bot's are that long.
         gap_s: time between requests of a session: from send to send in open loop, from the end of the
             answer (think time) in closed loop.
         closed_loop: a session's next request waits for the answer before it.
@@ -173,6 +173,7 @@ class _Generator:
                 session=session,
                 user=f"u{user}",
                 output_tokens=p.output_tokens,
+                max_output_tokens=p.output_tokens,
                 after=after,
                 think_s=gaps[turn - 1] if after is not None else 0.0,
             )
@@ -229,5 +230,10 @@ class _Generator:
         mean = p.rate_rps * p.duration_s * p.bot_share
         for number, at_s in enumerate(arrivals(self._rng, mean, 0.0, p.duration_s)):
             self._content.send(
-                prompt, at_s=at_s, session=f"bot-{number}", user="bot", output_tokens=_BOT_OUTPUT_TOKENS
+                prompt,
+                at_s=at_s,
+                session=f"bot-{number}",
+                user="bot",
+                output_tokens=_BOT_OUTPUT_TOKENS,
+                max_output_tokens=p.output_tokens,
             )

@@ -130,6 +130,7 @@ class Content:
         session: str,
         user: str,
         output_tokens: int,
+        max_output_tokens: int | None = None,
         after: int | None = None,
         think_s: float = 0.0,
     ) -> int:
@@ -140,6 +141,7 @@ class Content:
             user=user,
             prompt_tokens=prompt.tokens,
             output_tokens=output_tokens,
+            max_output_tokens=max_output_tokens,
             block_ids=prompt.ids,
             block_tokens=self.block_tokens,
             after=after,
