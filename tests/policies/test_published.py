@@ -17,6 +17,7 @@ FOLDER = Path(__file__).parent / "fixtures"
 ELSEWHERE = {
     "decode-first",
     "gorgo",
+    "gorgo-hillclimb",
     "gorgo-ms",
     "laar",
     "local-first",

@@ -16,7 +16,6 @@ from epp.policies.lodestar import Lodestar
 from epp.policies.registry import POLICIES
 from epp_lab.compare.fleets import FLEETS, PD_NAMES, fleet_named
 from epp_lab.compare.gateways import drive_gateways, parse_gateways
-from epp_lab.compare.hillclimb import HILLCLIMB
 from epp_lab.compare.load import add_api_key, api_key_headers
 from epp_lab.compare.plan import PlanCell, Source, add_load_arguments, counts, listed, number_from
 from epp_lab.compare.report import PLAIN_WIDTH, conclusion, headline, lesson_sentence, report_page, tables
@@ -209,7 +208,7 @@ def policies_of(text: str) -> tuple[PolicyChoice, ...]:
     Raises:
         EppError: nothing has that name.
     """
-    known = (*POLICIES, HILLCLIMB, *ORACLES)
+    known = (*POLICIES, *ORACLES)
     names: list[str] = []
     for part in (piece.strip() for piece in text.split(",") if piece.strip()):
         if part != "all" and part not in known:
@@ -406,7 +405,6 @@ def _list(console: Console) -> None:
         "fleets": {name: text for name, (text, _) in FLEETS.items()} | {PD_NAMES: ""},
         "policies": dict.fromkeys(POLICIES, ""),
         "yardsticks (see what no picker can)": dict.fromkeys(ORACLES, ""),
-        "tuned while it serves (as its paper does, simulated alone)": {HILLCLIMB: ""},
     }
     for title, names in listed.items():
         console.print(f"[bold]{title}[/bold]")
