@@ -17,7 +17,16 @@ from epp.policies.registry import POLICIES
 from epp_lab.compare.fleets import FLEETS, PD_NAMES, fleet_named
 from epp_lab.compare.gateways import drive_gateways, parse_gateways
 from epp_lab.compare.load import add_api_key, api_key_headers
-from epp_lab.compare.plan import PlanCell, Source, add_load_arguments, counts, listed, number_from
+from epp_lab.compare.plan import (
+    PACES,
+    PlanCell,
+    Source,
+    add_load_arguments,
+    counts,
+    listed,
+    number_from,
+    paces,
+)
 from epp_lab.compare.report import PLAIN_WIDTH, conclusion, headline, lesson_sentence, report_page, tables
 from epp_lab.compare.results import SCHEMA, compare_policies, encode, load_entry, policy_entry
 from epp_lab.compare.simulate import (
@@ -59,6 +68,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--workload", metavar="NAME,..", help="generated workloads; `--list` shows them")
     add("--trace", metavar="FILE", help="a recorded trace, as `epp lab trace` reads it")
     add_load_arguments(add, max_prompt_tokens=24_000)
+    add(
+        "--loads",
+        type=paces,
+        default=(),
+        metavar="LEAST..MOST",
+        help=f"{PACES} factors instead of one: finds the knee",
+    )
     add("--max-in-flight", type=number_from(0), help="the client's limit; 0 for none (default: the load's)")
     add(
         "--warmup",
@@ -199,7 +215,11 @@ def cells_of(arguments: argparse.Namespace) -> list[PlanCell]:
         cells = [replace(cell, max_in_flight=arguments.max_in_flight or None) for cell in cells]
     pickers = PickerOptions(share=arguments.share, delay_ms=arguments.delay_ms, loss=arguments.loss)
     reports = WindowOptions(pickers=pickers)
-    return [replace(cell, load=arguments.load, warmup_s=arguments.warmup, reports=reports) for cell in cells]
+    cells = [replace(cell, load=arguments.load, warmup_s=arguments.warmup, reports=reports) for cell in cells]
+    loads: Sequence[float] = arguments.loads
+    return [
+        replace(cell, name=f"{cell.name} x {load:g}", load=load) for cell in cells for load in loads
+    ] or cells
 
 
 def policies_of(text: str) -> tuple[PolicyChoice, ...]:
