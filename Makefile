@@ -76,6 +76,7 @@ peers: setup ## the routers of `epp bench peers`, into a cache outside the tree,
 fuzz: setup ## broken requests by seed and count: none may break the picker
 	$(BIN)/python -m tests.fuzz.bodies --count 20000
 	$(BIN)/python -m tests.fuzz.messages --count 20000
+	$(BIN)/python -m tests.fuzz.kv_events --count 20000
 
 test-k8s: setup ## the cases of a Kubernetes cluster, on an API server of our own
 	$(BIN)/python -m pytest tests/kube

@@ -19,7 +19,6 @@ HEAD = """<!-- Written by docs/generate_apis.py from tests/kit/apis.py; a test k
 
 The picker reads model, prompt, output limit, session key and cache salt of each. It refuses other bodies with
 a 400 in the shape that the API's clients expect. Where the pool serves one model, a body needs to name none.
-Each *yes* has a test; *-* is what the API does not have.
 
 """
 
@@ -51,44 +50,40 @@ picker, or while no list is known, one engine answers.
 
 ## Clients
 
-Change only the address of `openai`, `langchain-openai`, `litellm` (base URL `http://HOST:8080/v1`) and `anthropic` (`http://HOST:8080`); each is tested
-with every API that it has. Errors come as each client's own exceptions. GuideLLM and AIPerf: [measured](measured/clients.md).
+Change only the address of `openai`, `langchain-openai`, `litellm` (base URL `http://HOST:8080/v1`) and `anthropic` (`http://HOST:8080`). Errors come as each
+client's own exceptions. GuideLLM and AIPerf: [measured](measured/clients.md).
 
 * **LangChain's embeddings** need `check_embedding_ctx_length=False`, else they are counted by a tokenizer from a hub.
 * **LiteLLM**: `hosted_vllm/MODEL`, which also ranks; `anthropic/MODEL` needs `max_tokens`, else it asks for 128,000.
 
 ## What becomes of a body
 
-A prompt becomes *canonical bytes*: tools, system prompt and messages in the order of templates, framed as a chat for every API. What no template
-renders is left out: names and states of items, signatures, marks for caching, and the attribution that Claude Code puts before its system prompt.
+A prompt becomes *canonical bytes*: tools, system prompt and messages in the order of templates, framed as a chat for every API, without what no template
+renders (names and states of items, signatures, marks for caching, the attribution that Claude Code puts before its system prompt).
 
 * **Model**: OpenAI's and Anthropic's APIs must name it, in at most 512 characters. The engines' own APIs may leave it out; any
   endpoint may then serve the request.
 * **Bounds**: more than 10,000 media and parts of unknown kinds, or 100,000 texts, tools, calls and other
   values get a 400, and so does a body of more than 600,000 texts, lists and objects, or 4,000,000 numbers.
-* **count_tokens** needs no prefill: it is balanced as an empty prompt.
+* **count_tokens** is balanced as an empty prompt.
 * **System messages among Anthropic's messages** stay in their place. Where vLLM moves them to the front, fewer tokens are cached
   than expected, until `usage` corrects it.
-* **Rankings and scores** are pairs, each with the first text anew; with SGLang's `item_first` the item comes first.
-* **Gaps to fill** (SGLang's `suffix`): the text before the gap comes first, the text behind it follows.
+* **Rankings and scores** are pairs, each with the first text anew.
 * **Stored responses**: a request with a `previous_response_id`, or the id in `/v1/responses/ID`, goes to the engine that stores it,
-  while that one may serve. The picker knows the last 100,000 ids of a day since its start; a request with an unknown id is priced
-  as any other. The stored text is not in the body, so the prompt's length is that of the new input.
+  while that one may serve. The picker knows the last 100,000 ids of a day since its start. The prompt counts without the stored text.
 * **Arguments of templates** (`chat_template_kwargs`, how hard to think) tell prompts apart where the model's template puts them
   before the chat. The picker knows that by name for gpt-oss, GLM 5, DeepSeek V4, Step 3.7, Kimi K3, Gemma 4 and SmolLM3, and by the
   template for every model with a [tokenizer](tokenizers.md). For others it takes lists and objects to do so.
-* **Requests that read no prefix cache** are priced as a full prefill everywhere, and the hit ratio learns nothing from them; what they
-  leave in the cache counts. They are those with `prompt_logprobs`, `echo` (with `logprobs` in completions), `cache_prompt: false` (llama.cpp), `return_logprob` with
-  `logprob_start_len` (SGLang; a hit reaches up to there), token-wise tasks of `/pooling`, `skip_reading_prefix_cache`.
+* **Requests that read no prefix cache** are priced as a full prefill everywhere: those with `prompt_logprobs`, `echo` (with `logprobs` in completions),
+  `cache_prompt: false` (llama.cpp), `return_logprob` with `logprob_start_len` (SGLang; a hit reaches up to there), token-wise tasks of `/pooling`,
+  `skip_reading_prefix_cache`.
 * **Cut prompts** (`truncate_prompt_tokens`, `truncation_side`) cost what is left of them. Where the beginning is cut, nothing is shared;
   where the end is cut (usual for embeddings), the rest is hashed. With -1, or `truncation: auto`, any endpoint's context will do.
 * **Several prompts** in one body are looked up one by one, up to 64; each needs its own context. Each of them counts as a running
   request, and so does each answer of `n`, `best_of` and beams.
 * **Chats as token ids** (SGLang's `input_ids`, TensorRT-LLM's `prompt_token_ids`): these are the prompt; of the messages only
   the media count.
-* **Media**: in vLLM's generate at the places that `features` tells, in SGLang's where the text names them (`<image>`), else first.
 * **What keeps prefixes apart**: `cache_salt`, `extra_key`, `lora_path`, TensorRT-LLM's `lora_request`.
-* **Tensors** (vLLM's `prompt_embeds`) and `data` of `/pooling` are known by their content.
 
 ## Session keys
 
@@ -101,7 +96,7 @@ The first of these that is a text and not empty: the headers `x-session-id`, `x-
 ## What media cost
 
 An image's size is read from the first bytes of its file (PNG, JPEG, GIF, WebP) when it is in the body; nothing is fetched. A
-part with a `uuid` (vLLM) is known by that, because later turns may leave its file out, and costs as if nothing could be read.
+part with a `uuid` (vLLM) is known by that, and costs as if nothing could be read.
 
 | | rule | where nothing can be read |
 |---|---|---|
@@ -124,8 +119,7 @@ All media of one request claim at most 262,144 tokens. Sources: [A] in docs/sour
 | SGLang, vLLM, llama.cpp generate | text or token ids that are not empty | empty ones, `prompt_progress` | `error`, finish reason `abort` |
 
 Comments (`: ping`) and empty deltas do not count. `event: error` alone (Dynamo) is a failure. An event that is in no row is content, and so is the first
-piece of an answer that is no event stream. A whole answer fails by the same members in its outermost object. Envoy's filter and the picker use
-one table, `epp/apis/events.py`.
+piece of an answer that is no event stream. A whole answer fails by the same members in its outermost object (`epp/apis/events.py`).
 
 | API | where | the prompt's tokens |
 |---|---|---|

@@ -17,8 +17,10 @@ HEAD = f"""<!-- Written by docs/generate_metrics.py from the table of metrics; a
 
 # Metrics
 
-`GET /metrics` on `listen.http`. `epp_*` are ours. `llm_d_epp_*` are llm-d's names with llm-d's meaning,
-as far as they are listed here. A dashboard is in `deploy/grafana/`, alert rules are in
+`GET /metrics` on `listen.http`. `epp_*` are ours. `llm_d_epp_*` are llm-d's names with llm-d's meaning.
+`protocol.old_metric_names`, on with llm-d's flags, shows them also by the names and labels that they had:
+`inference_objective_*`, `inference_pool_*`, `inference_extension_*`, `llm_d_inference_scheduler_*`,
+`kvcache_*`. A dashboard is in `deploy/grafana/`, alert rules are in
 `deploy/prometheus/`.
 
 Labels are bounded:
@@ -48,6 +50,23 @@ What the names do not say:
 * `epp_learned_*` and `epp_reward_model_*` are there where `lodestar` decides or stands in shadow,
   `epp_shadow_*` where `shadow` names policies (docs/lodestar.md).
 """
+#: llm-d's names without ``llm_d_epp_`` that are not here, and why.
+ABSENT = (
+    (("flow_control_revocations_issued_total flow_control_revocations_total flow_control_reclaim_target"
+     " flow_control_pending_reclaim flow_control_revocation_confirmation_seconds"),
+     "requests that run are not evicted"),
+    ("plugin_data_scope_violations_total", "plugins are not kept from each other's data"),
+    (("request_ttft_prediction_duration_seconds request_tpot_prediction_duration_seconds"
+     " kv_cache_index_lookup_latency_seconds"),
+     "parts of `scheduler_e2e_duration_seconds`; nobody else is asked"),
+    ("disaggregatedset_revision_gating_share", "revisions take their share by load"),
+    ("disaggregatedset_strict_header_no_match_total", "`epp_refusals_total` has such requests"),
+    (("kv_cache_events_messages_received_total kv_cache_events_stores_skipped_total"
+     " kv_cache_events_removals_skipped_total kv_cache_events_zmq_errors_total"
+     " kv_cache_events_subscriber_reconnections_total"),
+     "`epp_kv_event_messages_total`, `epp_kv_event_refused_blocks_total`; ZeroMQ connects by itself"),
+    ("kv_cache_events_pool_queue_depth kv_cache_events_pool_capacity", "events wait in no pool"),
+)  # fmt: skip
 FOOT = """
 ## Spans and logs
 
@@ -65,9 +84,9 @@ spans of vLLM (`--otlp-traces-endpoint`) are its children.
 | attribute | meaning |
 |---|---|
 | `epp.decision_id`, `epp.policy`, `gen_ai.request.model` | as in records |
-| `epp.chosen`, `epp.cost`, `epp.term.NAME` | the endpoint picked, its cost and the cost's terms |
+| `epp.chosen`, `epp.cost`, `epp.term.NAME` | the chosen endpoint, its cost and the cost's terms |
 | `epp.runner_up`, `epp.runner_up.term.NAME` | the cheapest other endpoint |
-| `epp.margin` | its cost, less that of the endpoint picked |
+| `epp.margin` | its cost, less that of the chosen endpoint |
 | `http.response.status_code`, `epp.rule` | of a refusal instead; its span has the status error |
 
 Requests do not wait for the collector. While it is away or slow, `OTEL_BSP_MAX_QUEUE_SIZE` (2,048) spans
@@ -86,7 +105,16 @@ def page() -> str:
     theirs = [row for row in TABLE if row not in ours]
     tables = (("Ours", ours), ("llm-d's", theirs))
     parts = [f"\n## {title}\n{_COLUMNS}{''.join(map(_line, rows))}" for title, rows in tables]
-    return "".join((HEAD, *parts, FOOT))
+    return "".join((HEAD, *parts, _absent(), FOOT))
+
+
+def _absent() -> str:
+    here = sum(row.name.startswith("llm_d_") for row in TABLE)
+    text = (
+        f"Of the names in llm-d-router (ebab687) {here} are above. Without `llm_d_epp_`, these are not here:"
+    )
+    rows = (f"| {', '.join(f'`{name}`' for name in names.split())} | {why} |\n" for names, why in ABSENT)
+    return f"\n## Of llm-d's, not here\n\n{text}\n\n| name | why |\n|---|---|\n{''.join(rows)}"
 
 
 def _line(row: Row) -> str:

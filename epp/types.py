@@ -97,8 +97,8 @@ class Role(StrEnum):
 HELPERS = (Role.ENCODE, Role.PREFILL)
 #: Request headers that name them, as llm-d's sidecar reads them.
 WORKER_HEADERS = {Role.PREFILL: "x-prefiller-host-port", Role.ENCODE: "x-encoder-hosts-ports"}
-#: By which that sidecar sends a request to the rank at an address.
-RANK_ADDRESS_HEADER = "x-data-parallel-host-port"
+#: By which that sidecar sends a request to the rank at an address, and vLLM and SGLang to one behind theirs.
+RANK_ADDRESS_HEADER, RANK_HEADER = "x-data-parallel-host-port", "x-data-parallel-rank"
 #: Those that prefill.
 PREFILLING = frozenset({Role.WHOLE, Role.PREFILL})
 
@@ -124,12 +124,26 @@ REVISION_LABEL = "disaggregatedset.x-k8s.io/revision"
 MAX_RTT_MS = 60_000.0
 
 
+def ranked(address: str, ranks: int) -> tuple[str, ...]:
+    """Name the data-parallel ranks behind an address as endpoints; one that is alone has the address itself.
+
+    The spelling is that of the routers of vLLM and SGLang.
+    """
+    return (address,) if ranks == 1 else tuple(f"{address}@{rank}" for rank in range(ranks))
+
+
+def split_rank(name: str) -> tuple[str, str]:
+    """Split an endpoint's name into what Envoy knows, its address, and its rank there, ``""`` for none."""
+    address, _, rank = name.partition("@")
+    return address, rank
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One replica.
+    """One replica, or one data-parallel rank of it.
 
     Attributes:
-        address: ``host:port`` as Envoy gets it; IPv6 hosts are bracketed.
+        address: ``host:port`` as Envoy gets it; IPv6 hosts are bracketed. Of a rank as `ranked` names it.
         tls: whether the upstream speaks TLS.
         server_name: SNI and certificate name, ``""`` for the host itself.
         region: name of its region, ``""`` when unknown.
@@ -432,7 +446,7 @@ class Snapshot(Struct, frozen=True):
         regions: region of each, ``""`` when not configured.
         engine_classes: hardware and engine class of each, ``""`` when not configured.
         block: all numbers, ``[columns, endpoints]``, a row for each of `NUMERIC_COLUMNS`; not to be written.
-        rtt_ms: round-trip time to each over a warm connection.
+        rtt_ms: round-trip time to each over an open connection.
         cached_tokens: prompt tokens expected in its KV cache, in whole blocks where their size is known.
         uncached_tokens: prompt tokens it would have to prefill.
         queued_tokens: all prompt tokens of its unfinished requests (the paper's counter, live).

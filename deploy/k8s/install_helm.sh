@@ -23,7 +23,7 @@ install_helm "$cache/$oldest_version" "$oldest_version"
 crds() {
   cat <<'LIST'
 sigs.k8s.io/gateway-api@v1.6.3 config/crd/standard/gateway.networking.k8s.io_httproutes.yaml
-sigs.k8s.io/gateway-api-inference-extension@v1.5.0 config/crd/bases/inference.networking.k8s.io_inferencepools.yaml
+sigs.k8s.io/gateway-api-inference-extension@v1.6.0 config/crd/bases/inference.networking.k8s.io_inferencepools.yaml
 sigs.k8s.io/gateway-api-inference-extension@v1.5.0 config/crd/bases/inference.networking.x-k8s.io_inferenceobjectives.yaml
 github.com/prometheus-operator/prometheus-operator@v0.85.0 example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml
 github.com/prometheus-operator/prometheus-operator@v0.85.0 example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml
@@ -33,9 +33,10 @@ LIST
 
 crds | while read -r module file; do
   target=$cache/crds/$(basename "$file")
-  [ -f "$target" ] && continue
+  [ "$(cat "$target.version" 2>/dev/null)" = "$module" ] && continue
   # Outside any module, so that none of ours is asked.
   folder=$(cd / && go mod download -json "$module" | sed -n 's/^\t"Dir": "\(.*\)",\{0,1\}$/\1/p')
   install -m 644 "$folder/$file" "$target"
+  echo "$module" > "$target.version"
 done
 echo "$cache"

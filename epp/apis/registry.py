@@ -1,4 +1,4 @@
-"""Which parser reads a request, and which requests need no body to be picked.
+"""Which parser reads a request, and which requests are decided without a body.
 
 Owns the table of routes and the shapes of errors, so that clients raise their own exceptions. Versioned paths
 (``/v1/…``) are matched at the end of a path, because gateways put prefixes before them; a bare path

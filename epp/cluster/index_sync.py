@@ -1,9 +1,9 @@
 """What one picker sends the others of its pool, and what it makes of what they send.
 
-Owns its message counter, the changes that wait to be sent, and what was heard of each peer. Promises are
-gauges and go out whole each second, what waits with every message; facts of the index are added, and those
-of a lost message are asked for again. Changes wait for `BATCH_S` at most; a large promise goes at once, for
-others would promise the same endpoint meanwhile.
+Owns its message counter, the changes that wait to be sent, and what was heard of each peer. In-flight loads
+are gauges and go out whole each second, what waits with every message; facts of the index are added, and
+those of a lost message are asked for again. Changes wait for `BATCH_S` at most; a large reservation goes at
+once, for others would choose the same endpoint meanwhile.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 BATCH_S, LEAST_S, WHOLE_S = 0.05, 0.01, 1.0
 #: Timers count whole milliseconds: a flush may come too early by this.
 EARLY_S = 0.001
-#: Uncached tokens of a promise that goes at once.
+#: Uncached tokens of a reservation that goes at once.
 URGENT_TOKENS = 2000
 #: A peer that was silent for so long counts no more.
 SILENT_S = 2.0
@@ -115,7 +115,7 @@ class IndexSync:
         clock: the time.
         publish: sends bytes to a peer, ``""`` for all.
         wake: asks for a `flush` within so many seconds; more than one at a time may be asked for.
-        load: whether promises are shared, beside prefixes.
+        load: whether in-flight load is shared, beside prefixes.
         leading: hears who leads; None where nobody does.
         second: pickers that name prompts by another key, and are understood but for that; None for none.
 
@@ -236,7 +236,7 @@ class IndexSync:
             self._wake(due_s - now_s)
 
     def flush(self) -> None:
-        """Send what is due: changes, all promises each second, pieces of snapshots that were asked for."""
+        """Send what is due: changes, all load each second, pieces of snapshots that were asked for."""
         now_s = self._clock.mono_s()
         whole = now_s - self._whole_s >= WHOLE_S
         if whole:

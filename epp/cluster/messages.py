@@ -1,6 +1,6 @@
 """What pickers send each other, as bytes.
 
-Every message names format, pool, policy and hashing key; its reader ignores what does not fit. Facts name
+Every message names format, pool, policy and hashing key; its reader drops messages of any other. Facts name
 blocks by their keyed hashes, which pickers that share `prefix.secret_file` understand. All of a message is
 decoded, and within bounds, before any of it is used.
 """
@@ -163,8 +163,8 @@ class Message(msgspec.Struct, array_like=True, frozen=True):
         origin: the sender's process.
         sequence: counts its messages to all; -1 for one to one picker.
         changed_s: Unix time of the earliest change in it, 0 for none.
-        whole: ``load`` is all that the sender has promised, not just what changed.
-        load: promises by endpoint: the rows of `LoadLedger.block`.
+        whole: ``load`` is all in-flight load of the sender, not just what changed.
+        load: in-flight load by endpoint: the rows of `LoadLedger.block`.
         facts: prompts given since its last message.
         ejected: endpoints that the sender has ejected since its last message, and for how many seconds.
         paused: endpoints that asked it to be left alone (``Retry-After``), likewise.

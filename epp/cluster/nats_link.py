@@ -52,7 +52,7 @@ _PING_S = 1
 _OUTBOX, _PENDING_BYTES = 256, 4 * 1024 * 1024
 #: Of a file that the leader sends.
 _CONTENT_BYTES = 16 * 1024 * 1024
-#: Messages that wait, from which on records are dropped: promises go first.
+#: Messages that wait, from which on records are dropped: in-flight load goes first.
 _RECORDS_OUTBOX = 64
 #: Messages taken in one turn of the event loop, and those of a subject that may wait for their turn.
 _A_TURN, _WAITING, _WAITING_BYTES = 32, 4096, 16 * 1024 * 1024

@@ -2,8 +2,8 @@
 
 Rules: an endpoint's name for the picker and the address that Envoy knows must be the same string, or
 `override_host` does not find it. For addresses they are: IPv6 is compressed the way Envoy prints it. A host
-name becomes an address before Envoy knows it, inline by Envoy and in the EDS file by the picker; a pick has
-to name that address.
+name becomes an address before Envoy knows it, inline by Envoy and in the EDS file by the picker; a decision
+has to name that address.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 from epp.config.address import is_ip, join_address, spell_ipv6, split_address
 from epp.errors import ConfigError
-from epp.types import Endpoint
+from epp.types import Endpoint, split_rank
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -56,7 +56,7 @@ def known_as(address: str) -> str:
 
 def peer_name(endpoint: Endpoint) -> str:
     """The name that a TLS endpoint's certificate must carry."""
-    return endpoint.server_name or split(endpoint.address)[0]
+    return endpoint.server_name or split(split_rank(endpoint.address)[0])[0]
 
 
 def socket_name(endpoint: Endpoint) -> str:
@@ -79,7 +79,7 @@ def load_assignment(
     Args:
         endpoints: the pool.
         plaintext: transport socket of endpoints without TLS, the cluster's own when empty.
-        forwards: addresses of the ways to peer regions, which picks alone find: Envoy's own choice takes
+        forwards: addresses of the ways to peer regions, which decisions alone find: Envoy's own choice takes
             neither draining hosts nor those of a lower priority.
     """
     groups: list[dict[str, Any]] = [

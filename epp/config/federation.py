@@ -16,7 +16,7 @@ _Degrees = Annotated[float, msgspec.Meta(ge=-180, le=180)]
 MAX_REGIONS = 64
 #: Domain of the certificates that regions' Envoys show each other, each for its own name below it.
 DOMAIN = "region.epp.internal"
-#: Request headers: the signed token of a pick that may be forwarded; the regions that it may go to;
+#: Request headers: the signed token of a decision that may be forwarded; the regions that it may go to;
 #: who forwarded, as DNS names of its certificate, which Envoy sets for peers and removes elsewhere.
 HOP_HEADER, FORWARD_HEADER, PEER_HEADER = "x-epp-hop", "x-epp-forward-to", "x-epp-peer"
 #: Field of the decision's metadata: no engine of the own region may take the request.
@@ -30,15 +30,15 @@ class Federation(Section, frozen=True):
     """A picker and an Envoy in each region of `relays.regions`, which hand each other requests.
 
     Attributes:
-        region: the own one, a name of `relays.regions`; empty where regions do not cooperate. Then
-            `relays.cert_file` is valid for ``REGION.region.epp.internal``.
+        region: the own one, a name of `relays.regions`, for which `relays.cert_file` is valid as
+            ``REGION.region.epp.internal``; empty where regions do not cooperate.
         key_file: file whose bytes sign forwarded requests, the same in all regions.
         max_hops: how often a request may be forwarded.
-        forward_port: first of the loopback ports at which the own Envoy takes requests for other regions, one
-            a region in the order of `relays.regions`.
+        forward_port: first of the loopback ports at which the own Envoy takes requests for other
+            regions, in the order of `relays.regions`.
         coordinates: region -> [latitude, longitude] in degrees, for `epp envoy render --entry`.
-        prices: region -> [per GB that leaves it, per million tokens computed there], in any unit of money.
-        ms_per_unit: what a unit of money weighs, in milliseconds of latency.
+        prices: region -> [per GB that leaves it, per million tokens computed there], in any money.
+        ms_per_unit: latency that a unit of money weighs.
     """
 
     region: str = ""

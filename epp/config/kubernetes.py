@@ -47,13 +47,14 @@ class Kubernetes(Section, frozen=True):
     """Endpoints from a cluster: set exactly one of `pool_name`, `selector` and `service`.
 
     Attributes:
-        pool_name: InferencePool that is followed, with its InferenceObjectives.
+        pool_name: InferencePool to follow, with its InferenceObjectives.
         selector: label selector of the pods, for clusters without the CRDs; needs `target_ports`.
-        service: Service whose EndpointSlices are followed, for clusters without the CRDs.
+        service: Service whose EndpointSlices are followed, likewise.
         target_ports: with `selector`, the ports of each pod; with `service`, those to take of several.
         namespace: when empty, ``$NAMESPACE``, the picker's own, or ``default``.
-        engine_class_label: annotation or label of the pod, or label of its node, that names the engine class.
-        watch_nodes: whether nodes' labels are read; needs a ClusterRole on nodes.
+        engine_class_label: the pod's annotation or label, or its node's label, that names the engine
+            class.
+        watch_nodes: read nodes' labels; needs a ClusterRole.
         tls: whether the pods speak TLS.
         kubeconfig: credentials file; when empty, the pod's service account, else ``$KUBECONFIG``, else
             ``~/.kube/config``.

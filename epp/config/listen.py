@@ -22,7 +22,7 @@ class FileTls(Section, frozen=True):
     Attributes:
         cert_file: certificate chain.
         key_file: private key.
-        client_ca_file: when set, clients must present a certificate signed by it (mTLS).
+        client_ca_file: who signs the certificates that clients must then present (mTLS).
     """
 
     cert_file: str = ""
@@ -41,9 +41,9 @@ class ServerTls(FileTls, frozen=True):
     Attributes:
         cert_file: certificate chain.
         key_file: private key.
-        client_ca_file: when set, clients must present a certificate signed by it (mTLS).
-        self_signed: make a certificate at start instead, for gateways that do not verify; needs
-            ``pip install 'gorgo-epp[tls]'``.
+        client_ca_file: who signs the certificates that clients must then present (mTLS).
+        self_signed: make a certificate at start instead, for gateways that do not verify (``pip
+            install 'gorgo-epp[tls]'``).
     """
 
     self_signed: bool = False
@@ -66,27 +66,26 @@ class Listen(Section, frozen=True):
     Attributes:
         grpc: ``host:port`` of the ext_proc and health services.
         http: ``host:port`` of /metrics, /readyz, /livez, /decisions/ID and /ui.
-        http_names: host names by which clients may ask `listen.http`, beside IP addresses and ``localhost``;
-            others get 421, because a web page may point a name of its own here. /metrics, /readyz and /livez
-            answer to any.
+        http_names: host names by which clients may ask `listen.http`, beside IP addresses and
+            ``localhost``; others get 421, but for /metrics, /readyz and /livez.
         first_token: ``host:port``, or ``unix:/path``, where Envoy reports first tokens; none when empty.
-        health: ``host:port`` of a plaintext listener for the gRPC health service alone, under any service
-            name; none when empty.
-        transport: ``builtin``, or ``grpcio``, which costs several times the CPU (``pip install
+        health: ``host:port`` of a plaintext listener for the gRPC health service alone; none when
+            empty.
+        transport: ``builtin``, or ``grpcio`` at several times the CPU (``pip install
             'gorgo-epp[grpcio]'``).
         tls: TLS of the gRPC listener, plaintext when absent.
-        first_token_tls: TLS of the listener for first tokens. Beyond loopback ask for client certificates
-            (``client_ca_file``): who reaches it can release load.
+        first_token_tls: TLS of the listener for first tokens. Beyond loopback ask for client
+            certificates: who reaches it can release load.
         http_tls: TLS of the HTTP listener.
-        links: titles and addresses that the live page links to, e.g. your dashboard and runbook.
-        ui: the live page at /ui of the HTTP listener, and /preview; by default where that is on loopback or
-            asks for client certificates.
-        stall_limit_s: after so long a stall of the event loop `/livez` fails, and the process logs the loop's
-            stack and ends with status 70. Readiness fails after half of it.
-        max_connections: connections to each listener at once, at most an eighth of ``ulimit -n``. One address
-            has at most half, but for first tokens; some more are kept for probes. An Envoy has one or two for
-            each worker, and eight for first tokens.
-        max_receive_bytes: longest gRPC message taken; 0 for the longest body (at least 32 MiB) and its
+        links: titles and addresses for the live page to link to, e.g. your dashboard.
+        ui: the live page at /ui, and /preview; by default where `listen.http` is on loopback or asks
+            for client certificates.
+        stall_limit_s: stall of the event loop after which `/livez` fails and the process logs the
+            loop's stack and ends with status 70. Readiness fails after half of it.
+        max_connections: connections to each listener, at most an eighth of ``ulimit -n``. One address
+            has at most half, but for first tokens; some more are kept for probes. An Envoy has one or
+            two for each worker, and eight for first tokens.
+        max_receive_bytes: longest gRPC message; 0 for the longest body (at least 32 MiB) and its
             envelope.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 from typing import Annotated
 
@@ -11,7 +12,7 @@ from epp.config.address import normalise_address
 from epp.config.section import BasePath, KvUrl, MetricsPath, Section
 from epp.config.strict import salvage
 from epp.errors import ConfigError, gather, raise_all
-from epp.types import MAX_MODEL_CHARS, MAX_RTT_MS, Endpoint, Role
+from epp.types import MAX_MODEL_CHARS, MAX_RTT_MS, Endpoint, Role, ranked
 
 #: Longest round trip that may be stated.
 MOST_RTT_MS = MAX_RTT_MS
@@ -20,6 +21,7 @@ MOST_TOKENS = 1_000_000_000_000
 
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
 Rtt = Annotated[float, msgspec.Meta(ge=0, le=MOST_RTT_MS)]
+Ranks = Annotated[int, msgspec.Meta(ge=1, le=256)]
 
 
 #: Labels that say what an endpoint does; the first that it has counts. Source [E].
@@ -40,28 +42,28 @@ class EndpointSpec(Section, frozen=True, omit_defaults=True):
     """One replica.
 
     Attributes:
-        address: ``host:port``; IPv6 in brackets. The host alone beside ``port``, as llm-d's files have it.
-        base_path: what stands before its paths, such as ``/llm`` where a server in front has its API at
-            ``/llm/v1``; no slash at its end. Render Envoy's configuration again after a change.
+        address: ``host:port``, IPv6 in brackets; the host alone beside ``port``, as in llm-d's files.
+        base_path: what stands before its paths, such as ``/llm`` for ``/llm/v1``. Render Envoy again.
         tls: whether it speaks TLS.
         server_name: SNI and certificate name, the host itself when empty.
         region: its region, free text.
         engine_class: its hardware and engine class, free text.
-        models: public model names that it serves, any when empty; a mapping where its engine has other names,
-            which requests are rewritten to and answers back.
+        models: public model names that it serves, any when empty; a mapping where its engine has
+            other names (docs/models.md).
         adapters: LoRA adapters of its base model, written like ``models``.
-        context_tokens: longest prompt plus output that it accepts.
-        kv_capacity_tokens: its KV cache, when the engine's metrics do not report it.
-        rtt_ms: what to assume until it is measured.
+        context_tokens: longest prompt plus output.
+        kv_capacity_tokens: its KV cache, where the engine does not report it.
+        rtt_ms: assumed until measured.
         draining: takes no new requests.
         metrics_path: instead of ``path`` in ``scrape``.
         bearer_token_file: instead of the one in ``scrape``.
         ca_file: instead of the one in ``scrape``.
-        uid: the process behind the address; another one means that its cache is empty.
-        labels: free labels; one named ``llm-d.ai/role`` or ``disaggregatedset.x-k8s.io/role`` says the role.
-        role: what it does of requests: ``prefill``, ``decode``, ``encode``, several joined by ``-``, or
-            ``both`` for ``prefill-decode``; whole requests when empty. Goes before labels.
-        kv_events: where its engine publishes what its KV cache holds, such as ``tcp://10.0.0.1:5557``; goes
+        uid: the process behind the address; a new one has an empty cache.
+        labels: free; ``llm-d.ai/role`` or ``disaggregatedset.x-k8s.io/role`` says the role.
+        role: ``prefill``, ``decode``, ``encode``, several joined by ``-``, or ``both`` for
+            ``prefill-decode``; whole requests when empty. Goes before labels.
+        ranks: data-parallel ranks behind its port, each an endpoint that requests name by header.
+        kv_events: where its engine publishes its KV cache, such as ``tcp://10.0.0.1:5557``; goes
             before ``address`` in ``kv_events``.
         kv_replay: where it sends that again; goes before ``replay_address``.
         port: see ``address``.
@@ -87,6 +89,7 @@ class EndpointSpec(Section, frozen=True, omit_defaults=True):
     uid: str = ""
     labels: dict[str, str] = {}
     role: RoleName = ""
+    ranks: Ranks = 1
     kv_events: KvUrl = ""
     kv_replay: KvUrl = ""
     port: int | str = ""
@@ -121,6 +124,11 @@ class EndpointSpec(Section, frozen=True, omit_defaults=True):
             kv_events=self.kv_events,
             kv_replay=self.kv_replay,
         )
+
+    def endpoints(self) -> list[Endpoint]:
+        """List its ranks, which signals and policies see as endpoints."""
+        whole = self.endpoint()
+        return [replace(whole, address=name) for name in ranked(whole.address, self.ranks)]
 
 
 class PoolFile(Section, frozen=True):

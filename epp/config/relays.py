@@ -30,16 +30,16 @@ class Relays(Section, frozen=True):
     """One relay per region, an Envoy or several at one address; the global Envoy reaches engines through it.
 
     Attributes:
-        regions: region -> ``host:port`` of its relay, nearest first. Without regions Envoy reaches engines
-            itself.
-        connections: HTTP/2 connections to a relay for each worker of the global Envoy, on ports from the
-            relay's upwards.
-        ca_file: who signs the certificates of both tiers; a path for Envoy and for the picker, which probes
-            through relays. So are the next two.
-        cert_file: certificate of the Envoy that reads it, for the DNS name ``global.epp.internal`` or
-            ``relay.epp.internal``. A relay serves nobody but the global Envoy.
+        regions: region -> ``host:port`` of its relay, nearest first; empty where Envoy reaches
+            engines itself.
+        connections: HTTP/2 connections to a relay for each worker of Envoy, on ports from the relay's
+            upwards.
+        ca_file: who signs the certificates of both tiers; this and the next two are paths for Envoy
+            and for the picker, which probes through relays.
+        cert_file: certificate of the Envoy that reads it, for ``global.epp.internal`` or
+            ``relay.epp.internal``.
         key_file: its private key.
-        compression: whether JSON bodies of requests are compressed between the tiers.
+        compression: of JSON bodies between the tiers: `none` or `gzip`.
     """
 
     regions: dict[str, str] = {}

@@ -8,7 +8,7 @@ REFUSALS = (429, 503, 529)
 NO_MODEL = 404
 #: Further attempts of a request, after refusals and failed connections together.
 MAX_RETRIES = 3
-#: Most endpoints that a pick names.
+#: Most endpoints that a decision names.
 MAX_LISTED = 32
 #: Request header of the picker's: no endpoint beside those listed may serve. Envoy removes it.
 BOUND_HEADER = "x-epp-bound"

@@ -43,9 +43,9 @@ class Pool(Section, frozen=True):
     Attributes:
         file: the endpoints file, watched; relative to the configuration file.
         kubernetes: a cluster to take endpoints from, instead of the file.
-        warmup_s: seconds over which the share of a new endpoint ramps from 0 to 1.
-        eds_file: where the pool of `file` is written for Envoy, which follows it. Empty where Envoy shares no
-            file system with the picker or is of the `original-dst` variant.
+        warmup_s: seconds in which the share of a new endpoint rises from 0 to 1.
+        eds_file: where the pool of `file` is written for Envoy, which follows it; empty where they
+            share no file system, or Envoy is of the `original-dst` variant.
     """
 
     file: str = "endpoints.yaml"
@@ -58,12 +58,14 @@ class Nats(Section, frozen=True):
     """What several pickers of one pool share, over NATS.
 
     Attributes:
-        url: servers by commas, ``nats://user:password@host:4222`` or ``tls://``; empty for a picker alone. A
-            password is written as it is, without escapes.
-        name: of the pool; pickers of one name share. Empty for the InferencePool's, else ``default``.
+        url: servers by commas, ``nats://user:password@host:4222`` or ``tls://``, the password without
+            escapes; empty for a picker alone.
+        name: the pool's name, by which pickers share; empty for the InferencePool's, else
+            ``default``.
         credentials_file: user credentials as `nsc` writes them, or the seed of an nkey.
         ca_file: who signs the servers' certificates, the system's authorities when empty.
-        lead: tuner and learner of one picker work for all; ``false`` where pickers share the records' folder.
+        lead: one picker's tuner and learner work for all; ``false`` where pickers share the records'
+            folder.
     """
 
     url: str = ""
@@ -79,9 +81,10 @@ class Saturation(Section, frozen=True):
     Attributes:
         queue_requests: waiting requests per endpoint that count as saturated.
         kv_usage: share of the KV cache in use that counts as saturated.
-        stale_after_s: age from which an endpoint's metrics make it count as saturated; 0 for the scrape's.
-        running_requests: unfinished requests per endpoint that count as saturated, instead of its metrics; 0
-            for none.
+        stale_after_s: age of metrics from which their endpoint counts as saturated; 0 for the
+            scrape's.
+        running_requests: unfinished requests per endpoint that count as saturated, instead of its
+            metrics; 0 to go by metrics.
         pending_tokens: uncached tokens per endpoint that await their first token, likewise.
     """
 
@@ -96,16 +99,17 @@ class BandSettings(Section, frozen=True):
     """How the requests of one priority wait.
 
     Attributes:
-        fairness: which flow of a priority has the next turn. `tokens`: the one that was served the fewest
-            while others waited. `program-aware`: the one that was served the fewest lately, and whose first
-            request waits long. `round-robin`: each in turn, by name. `global-strict`: they are one flow.
-        las_weight_service: what the service counts for `program-aware`.
-        las_weight_head_wait: what the wait counts.
-        half_life_s: after this time half as much of what was served counts; 0 for never.
-        ordering: of a flow's requests. `slo-deadline`: by `x-llm-d-slo-ttft-ms`, then by arrival. `fcfs`: by
-            arrival, and deadlines count for nothing. `edf`: by the end of `ttl_s`, which is the same.
-        ttl_s: longest wait; then it is refused with 429.
-        max_requests: requests of the priority that may wait; more are refused with 429.
+        fairness: which flow of a priority is next: the one served least while others waited
+            (`tokens`), or served least lately, with a first request that waits long
+            (`program-aware`); each in turn by name (`round-robin`); all as one flow
+            (`global-strict`).
+        las_weight_service: weight of the service in `program-aware`.
+        las_weight_head_wait: weight of the wait.
+        half_life_s: time after which half of what was served counts; 0 for never.
+        ordering: of a flow's requests: by `x-llm-d-slo-ttft-ms`, then by arrival (`slo-deadline`); by
+            arrival, without deadlines (`fcfs`); `edf` is llm-d's word for the same.
+        ttl_s: longest wait, before 429.
+        max_requests: requests of the priority that may wait, before 429.
         max_bytes: bytes of their bodies, likewise.
     """
 
@@ -123,7 +127,7 @@ class QueueBand(BandSettings, frozen=True, kw_only=True):
     """A priority that waits by settings of its own.
 
     Attributes:
-        priority: the priority that waits by these settings.
+        priority: which one.
     """
 
     priority: int
@@ -133,9 +137,9 @@ class Limits(Section, frozen=True):
     """A priority is served while the pool's saturation (`saturation`) is below its limit. Source [E].
 
     Attributes:
-        policy: how limits are made. `static-usage-limit`: one for all. `priority-holdback`: lower ones for
-            lower priorities. `soft-reflective-ceiling`: the highest priority is served up to 1, and the lower
-            ones in fewer looks the fuller the pool is.
+        policy: one limit for all (`static-usage-limit`), lower ones for lower priorities
+            (`priority-holdback`), or 1 for the highest priority, and fewer looks at the lower ones
+            the fuller the pool is (`soft-reflective-ceiling`).
         threshold: the static limit.
         min_ceiling: limit of the lowest priority, of 0, those that `bands` name and those that came.
         max_ceiling: limit of the highest.
@@ -156,11 +160,11 @@ class ProgramsSection(Section, frozen=True):
 
     Attributes:
         enabled: hold turns; `queue.enabled` is needed, and clients that wait as long as `longest_hold_s`.
-        quantum_s: time for which an agent keeps its place although others wait. The longest wait is about
-            (load - 1) times this, the load being the sum of contexts over that of KV caches; a gain needs
-            several times what it takes to fill a KV cache.
+        quantum_s: time for which an agent keeps its place although others wait
+            (docs/queue.md#agents).
         age_s: wait from which a turn takes the place of agents that ran for a quantum.
-        longest_hold_s: wait after which a turn goes without a place.
+        longest_hold_s: wait after which a turn goes without a place. Where it does not exceed `age_s` no turn
+            is held: that gains nothing.
     """
 
     enabled: bool = False
@@ -168,22 +172,27 @@ class ProgramsSection(Section, frozen=True):
     age_s: NotNegative = 120.0
     longest_hold_s: Positive = 540.0
 
+    @property
+    def holds(self) -> bool:
+        """Whether turns are held."""
+        return self.enabled and self.longest_hold_s > self.age_s
+
 
 class QueueSection(BandSettings, frozen=True):
     """Requests that find no room wait in the picker until they can be sent.
 
     Attributes:
-        enabled: let requests wait. Envoy must grant the time (`ttl_s`).
-        full_duplex: let them wait in full duplex as well, where those that wait get 503 if the picker dies.
-        patience: seconds that a request waits for the engine that serves it best, for each second of prefill
-            that it saves there, times 1 + the requests that wait for each engine; then it takes any.
-        empty_ttl_s: longest wait of what comes while the pool has no endpoint; 0 for `ttl_s`.
+        enabled: let requests wait; Envoy must grant the time.
+        full_duplex: also in full duplex, where those that wait get 503 if the picker dies.
+        patience: seconds that a request waits for the engine that serves it best, for each second of
+            prefill saved there (docs/queue.md).
+        empty_ttl_s: longest wait while the pool has no endpoint; 0 for `ttl_s`.
         total_requests: requests of all priorities that may wait.
         total_bytes: bytes of their bodies.
-        bands: priorities that wait by settings of their own; what one leaves out has its default.
+        bands: priorities that wait by settings of their own, each from the defaults.
         negative: the same for other priorities below zero.
-        limits: decides for the pool when there is room, instead of for each engine.
-        priorities: of the InferenceObjectives that requests name, where no cluster tells them.
+        limits: decides by the pool when there is room, not by each engine.
+        priorities: numbers of the InferenceObjectives that requests name, outside of Kubernetes.
         programs: agents whose turns wait for a place of their contexts.
     """
 
@@ -213,7 +222,7 @@ class QueueSection(BandSettings, frozen=True):
     def longest_s(self) -> float:
         """How long any request may wait."""
         bands = [self, *self.bands, self.negative or self]
-        held_s = self.programs.longest_hold_s if self.programs.enabled else 0.0
+        held_s = self.programs.longest_hold_s if self.programs.holds else 0.0
         return max(held_s, self.empty_ttl_s, *(band.ttl_s for band in bands))
 
 
@@ -225,9 +234,10 @@ class PolicySection(Section, frozen=True):
         params: constants of the policy (docs/policies.md).
         weights: starting weights.
         bounds: tighter ``[low, high]`` per weight, for both weights files.
-        tolerance: costs within this relative distance of the best count as equal and are drawn among.
-        fallbacks: further endpoints sent after the picked one, by cost; 0 for gateways that take one. Where
-            endpoints list models, or a rule binds the request, all others that may serve it follow, up to 31.
+        tolerance: relative distance from the best cost within which costs count as equal and are
+            drawn among.
+        fallbacks: further endpoints sent after the chosen one, by cost; 0 for gateways that take one.
+            Where endpoints list models, or a rule binds, all that may serve follow, up to 31.
         model_file: reward model of `lodestar`, written by `epp learn`, watched.
     """
 
@@ -245,10 +255,10 @@ class RegionRule(Section, frozen=True):
 
     Attributes:
         allow: region names.
-        model: a shell-style pattern of the model name.
+        model: shell-style pattern of the model name.
         path_prefix: start of the path.
-        header: name of a request header, e.g. a tenant's.
-        value: value that the header must have.
+        header: a request header, e.g. a tenant's.
+        value: its value.
     """
 
     allow: Annotated[list[str], msgspec.Meta(min_length=1)]
@@ -269,19 +279,19 @@ class Request(Section, frozen=True):
     """How requests are read.
 
     Attributes:
-        max_body_bytes: longest body; more is answered with 413.
-        max_held_body_bytes: memory of all waiting requests together: incomplete bodies, headers, open streams
-            (8 KiB each) and responses being read (64 KiB each). More is answered with 503. At most a
+        max_body_bytes: longest body, before 413.
+        max_held_body_bytes: memory of waiting requests together, before 503: incomplete bodies,
+            headers, open streams (8 KiB each) and responses being read (64 KiB each). At most a
             quarter of the process's memory limit.
         tenant_header: header whose value separates cache namespaces.
-        inject_usage: ``always`` asks engines for the usage of streams whose clients do not; they see one more
-            chunk at the end. ``include_usage: false`` is obeyed.
-        open_paths: further paths that clients may ask engines for, such as ``/metrics`` (docs/apis.md); one
-            that ends in ``/`` opens all below it. Render Envoy's configuration again after a change.
-        tell_endpoint: answers carry ``x-epp-endpoint``, who served them, and refusals ``x-epp-refusal``, by
-            which rule. Render Envoy's configuration again after a change.
-        model_wait_s: longest wait of a request for a model that no engine is known to serve, while engines
-            are asked for their models. Above 0.1 Envoy needs ``max_message_timeout``, as rendered.
+        inject_usage: ``always`` asks engines for the usage of streams whose clients do not ask,
+            unless they say ``include_usage: false``; clients see one more chunk.
+        open_paths: further paths that clients may ask engines for, such as ``/metrics``
+            (docs/apis.md); a ``/`` at the end opens all below. Render Envoy again.
+        tell_endpoint: answers name who served them in ``x-epp-endpoint``, refusals their rule in
+            ``x-epp-refusal``. Render Envoy again.
+        model_wait_s: longest wait for a model that no engine is known to serve, while engines are
+            asked. Above 0.1 Envoy needs ``max_message_timeout``, as rendered.
     """
 
     max_body_bytes: PositiveInt = 32 * 1024 * 1024
@@ -305,12 +315,15 @@ class Protocol(Section, frozen=True):
         subset_hint: obey the gateway's ``envoy.lb.subset_hint`` metadata.
         emit_scores: send every priced endpoint's score as metadata; higher is better.
         errors: form of refusals: the API's own JSON (``api``) or ``llm-d``'s plain text.
-        conformance: for the Gateway API conformance suite alone: clients choose the endpoint.
+        old_metric_names: show llm-d's metrics also by the names and labels that they had before
+            (``inference_objective_*``, ``inference_pool_*``, ``inference_extension_*``).
+        conformance: for the Gateway API's conformance suite alone: clients choose the endpoint.
     """
 
     subset_hint: bool = True
     emit_scores: bool = False
     errors: Literal["api", "llm-d"] = "api"
+    old_metric_names: bool = False
     conformance: bool = False
 
 
@@ -333,10 +346,10 @@ class Tokens(Section, frozen=True):
     """Token counting.
 
     Attributes:
-        tokenizer: ``auto`` takes served models' tokenizers where their files are on this machine,
-            ``download`` also from the hub; ``estimate`` only those of ``models``.
+        tokenizer: ``auto`` takes served models' tokenizers whose files are here, ``download`` also
+            the hub's, ``estimate`` only those of ``models``.
         models: by public model name, ``{source: folder or hub id, revision, chat_template}``.
-        budget_ms: longest wait for a count, before it is estimated.
+        budget_ms: longest wait for a count; then it is estimated.
     """
 
     tokenizer: Literal["auto", "download", "estimate"] = "auto"
@@ -348,15 +361,14 @@ class Prefix(Section, frozen=True):
     """The prefix index.
 
     Attributes:
-        secret_file: file whose bytes key all block hashes, and sign what pickers tell each other; a random
+        secret_file: its bytes key all block hashes, and sign what pickers tell each other; a random
             key when empty.
-        second_secret_file: a file that other pickers may have instead, while secrets are changed
-            (docs/cluster.md#change-the-secret).
+        second_secret_file: what other pickers may have instead (docs/cluster.md#change-the-secret).
         block_bytes: bytes of canonical prompt per block.
         capacity_tokens: size of an endpoint's KV cache until the engine reports it.
-        capacity_stated: it stays, whatever the engine reports.
+        capacity_stated: keep that, whatever the engine reports.
         state_slots: recurrent states that an engine of a hybrid model keeps; 0 for other models.
-        chunk_tokens: most tokens of one prefill of such an engine.
+        chunk_tokens: longest prefill of such an engine at once.
     """
 
     secret_file: str = ""
@@ -373,16 +385,16 @@ class KvEvents(Section, frozen=True):
 
     Attributes:
         enabled: listen to them.
-        address: where each engine publishes, such as ``tcp://{host}:5557`` with the endpoint's host; an
-            endpoint's own ``kv_events`` goes before it. Empty for no other than these.
+        address: where each engine publishes, such as ``tcp://{host}:5557``; an endpoint's own
+            ``kv_events`` goes first.
         replay_address: where engines send again what was missed, such as ``tcp://{host}:5657``.
         listen: address of a socket to which engines connect, such as ``tcp://*:5557``; their topics are
             ``kv@``, the endpoint's address, ``@`` and anything.
         topics: beginnings of the topics to listen to, any when empty.
-        ranks: data-parallel ranks behind each endpoint; each publishes, and sends again, at the port after
-            the one before: the two first ports lie at least so far apart.
-        cpu_price: what a token in the host's memory is worth of one on the accelerator.
-        disk_price: likewise on a disk or further away.
+        ranks: data-parallel ranks behind each endpoint, each at the port after the one before: the
+            ports of the two addresses lie at least so far apart.
+        cpu_price: worth of a token in the host's memory, over one on the accelerator.
+        disk_price: worth of one on a disk or further away.
         max_blocks: blocks of all endpoints, 300 bytes each.
     """
 
@@ -409,13 +421,13 @@ class Scrape(Section, frozen=True):
 
     Attributes:
         interval_s: seconds between scrapes of one endpoint; 0 turns scraping off.
-        path: path of the exposition; where empty, each endpoint is asked at ``/metrics``, then at
-            ``/prometheus/metrics`` and ``/v1/metrics``. An endpoint's ``metrics_path`` goes before it.
+        path: of the exposition; when empty, ``/metrics``, ``/prometheus/metrics`` and ``/v1/metrics``
+            are tried. An endpoint's ``metrics_path`` goes first.
         stale_after_s: age at which a value counts as unknown.
-        ca_file: CA bundle for endpoints with TLS, the system's when empty; rendered for Envoy, too.
-        insecure: endpoints with TLS may show any certificate, to Envoy as well once it is rendered again.
+        ca_file: CA bundle for endpoints with TLS, the system's when empty; also rendered for Envoy.
+        insecure: accept any certificate of endpoints with TLS. Render Envoy again.
         bearer_token_file: token of scrapes and probes, watched.
-        gpu_port: port beside each endpoint where DCGM Exporter serves; 0 reads no GPU counters.
+        gpu_port: port of DCGM Exporter beside each endpoint; 0 for none.
     """
 
     interval_s: NotNegative = 1.0
@@ -428,11 +440,11 @@ class Scrape(Section, frozen=True):
 
 
 class Probe(Section, frozen=True):
-    """RTT and health probes over one warm connection per endpoint.
+    """RTT and health probes over one open connection per endpoint.
 
     Attributes:
-        interval_s: seconds between probes of one endpoint; 0 turns probing off. An endpoint that answered a
-            probe or request within three of them goes before one that did not.
+        interval_s: seconds between probes of one endpoint; 0 turns probing off. Endpoints that
+            answered within three of them go before others.
         timeout_s: longest wait for a probe's or a scrape's answer.
         path: path of probes; an answer below 500 counts as alive.
         eject_s: first ejection, after three failures in a row; doubles to ten times this.
@@ -449,8 +461,8 @@ class CapabilitySection(Section, frozen=True):
 
     Attributes:
         file: what is known of their answers, written by `epp capability fit`, watched.
-        tell_model: answers carry ``x-epp-served-model`` and, how many are left to try,
-            ``x-epp-untried-models``. Render Envoy's configuration again after a change.
+        tell_model: answers carry ``x-epp-served-model``, and in ``x-epp-untried-models`` how many are
+            left to try. Render Envoy again.
     """
 
     file: str = ""
@@ -473,11 +485,10 @@ class ObserveSection(Section, frozen=True):
     Envoy reports each request in a constant number of messages.
 
     Attributes:
-        mode: ``all``, ``none``, or ``sample:`` and the share that is read. ``observe: sample:0.1`` is short
-            for a section with this key alone.
-        max_chunks_per_s: above so many pieces a second the share falls by itself; 0 for no limit.
-        unobserved: ``end`` ends the other streams with their pick; ``carry`` passes them through, for
-            proxies that do not know CONTINUE_AND_REPLACE in full duplex (docs/transport.md).
+        mode: ``all``, ``none``, or ``sample:`` and a share; ``observe: sample:0.1`` is short for it.
+        max_chunks_per_s: pieces a second above which the share falls by itself; 0 for no limit.
+        unobserved: ``end`` ends other streams after their decision; ``carry`` passes them through,
+            for proxies without CONTINUE_AND_REPLACE in full duplex (docs/transport.md).
     """
 
     mode: ObserveMode = "all"
@@ -489,8 +500,7 @@ class Records(Section, frozen=True):
     """The flight recorder.
 
     Attributes:
-        folder: where decisions and outcomes are written. Pickers may share one. With `prefix.secret_file`
-            the prefix index is rebuilt from it at start.
+        folder: where decisions and outcomes are written; pickers may share one (docs/records.md).
         max_bytes: size of all files together; the oldest go first.
         compress: ``none``, or ``zstd`` (needs ``pip install 'gorgo-epp[zstd]'``).
         sample: share of the requests that is recorded.
@@ -506,7 +516,7 @@ class Transfer(Section, frozen=True):
     """KV caches between endpoints that prefill and that decode, until engines tell how long transfers take.
 
     Attributes:
-        kv_bytes_per_token: size of a token's KV cache; the default is Llama 3.1 8B's in bf16.
+        kv_bytes_per_token: size of a token's KV cache; the default is of Llama 3.1 8B in bf16.
         link_gbps: speed of an endpoint's link.
     """
 
@@ -521,13 +531,12 @@ class Config(Section, frozen=True):
         weights_file: weights written by the tuner, watched.
         overrides_file: weights pinned by the operator, watched; they win.
         regions: rules that bind requests to regions; all that match apply.
-        observe: which responses passing the picker are read: ``all``, ``none``, ``sample:`` and a share, or
-            a section.
-        shadow: policies that score live decisions without a say in them (docs/lodestar.md).
-        tracing: export a span of each request over OTLP, as the environment's ``OTEL_*`` say (needs
-            ``pip install 'gorgo-epp[otel]'``).
+        observe: which responses that pass the picker are read: the section, or its `mode` alone.
+        shadow: policies that score live decisions without a say (docs/lodestar.md).
+        tracing: export spans over OTLP, by the environment's ``OTEL_*`` (needs ``pip install
+            'gorgo-epp[otel]'``).
         drain_s: seconds that streams may go on after SIGTERM.
-        drain_accept_s: how many of them new streams are still taken.
+        drain_accept_s: seconds of these in which new streams are taken.
     """
 
     listen: Listen = Listen()

@@ -62,7 +62,8 @@ def explained(
         most: endpoints to show.
 
     Returns:
-        ``words``: lines; ``columns``: endpoints, the pick first, the others by cost, behind an empty title;
+        ``words``: lines; ``columns``: endpoints, the chosen endpoint first, the others by cost, behind an
+            empty title;
         ``rows``: cost, terms and signals, each behind its title.
     """
     chosen, costs = record["chosen"], record["costs"]
@@ -167,13 +168,13 @@ def _ending(record: Mapping[str, Any], outcome: Mapping[str, Any] | None) -> Ite
     if failure:
         yield f"the engine failed it: error {failure['status']} {failure['code']}"
     if outcome.get("honoured") is False:
-        yield f"Envoy did not honour the pick: it does not know {picked} and used {served}"
+        yield f"Envoy did not honour the decision: it does not know {picked} and used {served}"
     elif served not in ("", picked):
-        yield f"{served} answered in the end, not the pick"
+        yield f"{served} answered in the end, not the chosen endpoint"
 
 
 def _notes(record: Mapping[str, Any]) -> Iterator[str]:
-    """Tell who else could have been picked, and who could not."""
+    """Tell who else could have been chosen, and who could not."""
     names, words = record["endpoints"], list[str]()
     if record["fallbacks"]:
         words.append("fallbacks " + ", ".join(names[row] for row in record["fallbacks"]))

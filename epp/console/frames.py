@@ -261,6 +261,8 @@ def _agents(programs: ProgramGate) -> dict[int, str]:
 def _held(programs: ProgramGate, now_s: float) -> str:
     """Tell whether turns of agents are held, why, and how long the next one may be."""
     costs = f"their contexts would take {share(programs.guard.share)} of engine time"
+    if (unheld_s := programs.unheld_until_s - now_s) > 0.0:
+        return f"agents: no turn is held for {unheld_s:,.0f} s more, for callers gave them up; {costs}"
     if not (held := programs.held.waiting()):
         return f"agents: no turn is held; {costs}"
     left_s = min(one.expires_s for one in held) - now_s
@@ -358,7 +360,7 @@ def _learned(learning: Learning) -> Iterator[str]:
 
 
 def _ask(decisions: Sequence[Decision], policy: Policy, tolerance: float) -> dict[str, Any]:
-    """Ask a policy about decisions as they were taken; queues are those that the live picks made."""
+    """Ask a policy about decisions as they were taken; queues are those that the live decisions made."""
     live, other, differences_ms = Counter[str](), Counter[str](), list[float]()
     agreed = 0
     for turn, decision in enumerate(decisions):

@@ -86,9 +86,9 @@ def summed(policy: str, answers: Iterable[dict[str, Any]]) -> dict[str, Any]:
         mean_ms = sums["ms"] / count
         error_ms = math.sqrt(max(sums["ms2"] / count - mean_ms**2, 0.0) / count)
         words[
-            f"{policy} would have picked the same on {share(sums['agreed'], count)} of {count:,} decisions;"
+            f"{policy} would have chosen the same on {share(sums['agreed'], count)} of {count:,} decisions;"
             f" {mean_ms:+,.1f} ± {1.96 * error_ms:,.1f} ms a request, estimated at learned rates."
-            " Queues stay as the live picks made them: none is simulated."
+            " Queues stay as the live decisions made them: none is simulated."
         ] = None
     rows = [[each, share(picked, count), share(other[each], count)] for each, picked in live.most_common(20)]
-    return {"words": [*words], "columns": ["endpoint", "picked", policy], "rows": rows}
+    return {"words": [*words], "columns": ["endpoint", "chosen", policy], "rows": rows}

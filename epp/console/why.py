@@ -1,4 +1,4 @@
-"""Why a request went where it went, in one sentence: what spoke for the pick, and what against it."""
+"""Why a request went where it went, in one sentence: what spoke for the endpoint, and what against it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def judge(code: float) -> str:
 
 
 def why(record: Mapping[str, Any]) -> str:
-    """Say why an endpoint was picked, against the runner-up."""
+    """Say why an endpoint was chosen, against the runner-up."""
     names, costs, chosen, held = (record[name] for name in ("endpoints", "costs", "chosen", "held_back"))
     others = [row for row in range(len(costs)) if row not in (chosen, *held) and costs[row] < NO_CHANCE]
     if not others:

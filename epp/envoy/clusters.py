@@ -1,7 +1,7 @@
 """The two upstream clusters: the replicas and the picker.
 
-Owns how a pick becomes an upstream host. The choice is read from dynamic metadata alone, which only ext_proc
-writes: no header, so no client, can choose.
+Owns how a decision becomes an upstream host. The choice is read from dynamic metadata alone, which only
+ext_proc writes: no header, so no client, can choose.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def replicas(settings: EnvoySettings) -> api.cluster.Cluster:
 
 
 def _base(settings: EnvoySettings) -> api.cluster.Cluster:
-    """What both kinds share: HTTP/1.1 upstream, limits for long streams, warm connections, ejection."""
+    """What both kinds share: HTTP/1.1 upstream, limits for long streams, open connections, ejection."""
     http1 = api.upstream_http.HttpProtocolOptionsExplicitHttpConfig(
         http_protocol_options=api.core.Http1ProtocolOptions()
     )
@@ -205,10 +205,10 @@ def outlier_detection(
 
 
 def _known_hosts(cluster: api.cluster.Cluster, settings: EnvoySettings) -> None:
-    """Hosts that Envoy knows, chosen by `override_host`, by least-request without a pick."""
+    """Hosts that Envoy knows, chosen by `override_host`, by least-request without a decision."""
     if settings.eds_path:
         cluster.type = api.cluster.ClusterDiscoveryType.EDS
-        # Else an endpoint that left takes picks for as long as its health checks pass.
+        # Else an endpoint that left takes decisions for as long as its health checks pass.
         cluster.ignore_health_on_host_removal = True
         cluster.eds_cluster_config = api.cluster.ClusterEdsClusterConfig(
             eds_config=api.core.ConfigSource(

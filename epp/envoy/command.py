@@ -38,7 +38,7 @@ _FLAGS: dict[str, tuple[str, Callable[[str], object] | None, str]] = {
     "fail_closed": (
         "--fail-closed",
         None,
-        "answer 503 to requests without a pick, so while the picker is dead",
+        "answer 503 to requests without a decision, so while the picker is dead",
     ),
     "access_log": ("--access-log", None, "one JSON line a request on stdout"),
     "upstream_idle_timeout_s": (
@@ -283,7 +283,7 @@ def _check_renderable(config: Config, variant: str, source: str) -> None:
         raise ConfigError(source, "listen.tls.self_signed", problem, fix)
     count = config.policy.fallbacks
     if variant == Variant.ORIGINAL_DST and count:
-        problem = f"{variant} takes a single endpoint, and answers 503 to a pick with {count} more behind it"
+        problem = f"{variant} takes a single endpoint, and answers 503 where {count} more stand behind it"
         raise ConfigError(source, "policy.fallbacks", problem, "policy: {fallbacks: 0}")
 
 
@@ -300,9 +300,9 @@ def settings_from_config(
     """What the picker's own configuration says about the Envoy in front of it.
 
     A wildcard listener is reached over loopback. Envoy waits longer where a tokenizer may count longer: a
-    pick that comes too late is lost. With TLS on the gRPC side the picker's certificate is trusted as its own
-    authority, which is right for a self-signed one. Endpoints that answer no requests by the policy are left
-    out.
+    decision that comes too late is lost. With TLS on the gRPC side the picker's certificate is trusted as its
+    own authority, which is right for a self-signed one. Endpoints that answer no requests by the policy are
+    left out.
 
     Args:
         config: the configuration.

@@ -103,8 +103,8 @@ def external_processor(settings: EnvoySettings) -> api.ext_proc.ExternalProcesso
     """The ext_proc filter that asks the picker.
 
     Envoy goes on without a picker that fails, also where there is no host to fall back to: in ORIGINAL_DST a
-    request without a pick has no route but the one to nowhere (503). Failing in the filter would cut answers
-    in flight as well, beside which their streams stay open until the end.
+    request without a decision has no route but the one to nowhere (503). Failing in the filter would cut
+    answers in flight as well, beside which their streams stay open until the end.
     """
     by_route = settings.variant is Variant.ORIGINAL_DST or settings.federation is not None
     namespaces = api.ext_proc.MetadataOptionsMetadataNamespaces
@@ -118,7 +118,7 @@ def external_processor(settings: EnvoySettings) -> api.ext_proc.ExternalProcesso
         # So that the picker allows retries of what engines refuse.
         mutation_rules=api.mutation_rules.HeaderMutationRules(allow_envoy=settings.retries > 0),
         message_timeout=api.ms(settings.message_timeout_ms),
-        # Who served, after a pick whose first endpoint could not be reached.
+        # Who served, after a decision whose first endpoint could not be reached.
         response_attributes=["upstream.address"] if settings.variant is Variant.FULL_DUPLEX else [],
         # The picker asks for more time where it must ask engines first, then lets a request wait, or both.
         max_message_timeout=api.ms((MAX_MODEL_WAIT_S + settings.queue_wait_s + 1.0) * 1e3),
@@ -148,7 +148,7 @@ def processing_mode(variant: Variant) -> api.ext_proc.ProcessingMode:
             response_body_mode=body.FULL_DUPLEX_STREAMED,
             response_trailer_mode=header.SEND,
         )
-    # The request headers must be sent too: without them the router picks a host before the body is read.
+    # The request headers must be sent too: without them the router chooses a host before the body is read.
     return api.ext_proc.ProcessingMode(
         request_header_mode=header.SEND,
         request_body_mode=body.BUFFERED,

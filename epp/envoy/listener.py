@@ -160,9 +160,9 @@ def _engines_headers(settings: EnvoySettings) -> list[str]:
 
 
 def open_routes(settings: EnvoySettings) -> list[api.route.Route]:
-    """The routes of requests that nothing binds to a region: to the replicas, without a pick as well.
+    """The routes of requests that nothing binds to a region: to the replicas, without a decision as well.
 
-    Fail-closed a request without a pick gets 503.
+    Fail-closed a request without a decision gets 503.
     """
     everything = api.route.RouteMatch(prefix="/")
     if not settings.fail_closed:
@@ -172,7 +172,7 @@ def open_routes(settings: EnvoySettings) -> list[api.route.Route]:
 
 
 def bound_routes(settings: EnvoySettings) -> list[api.route.Route]:
-    """The route of picks that none but the endpoints listed may serve; of relays each has it.
+    """The route of decisions that none but the endpoints listed may serve; of relays each has it.
 
     An engine that answers that it does not have the model is passed over there.
     """
@@ -227,7 +227,7 @@ def to_replicas(
 
 
 def _retry_policy(settings: EnvoySettings, *further: int) -> api.route.RetryPolicy | None:
-    """Each retry takes the next picked endpoint; hosts tried before are passed over.
+    """Each retry takes the next chosen endpoint; hosts tried before are passed over.
 
     Refusals are retried, and ``further`` statuses.
     """
@@ -311,7 +311,7 @@ def destined(
 
 
 def nowhere(settings: EnvoySettings, match: api.route.RouteMatch) -> api.route.Route:
-    """Where every request that needs a pick begins: a cluster without hosts, 503, until a pick moves it away.
+    """Where every request that needs a decision begins: a cluster without hosts, 503, until it is decided.
 
     Not a direct response: Envoy takes a request's buffer limit from a route that forwards, and this is the
     route in force while the body is read.

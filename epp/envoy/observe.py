@@ -122,7 +122,7 @@ _TABLE = {
 
 
 def observer_clusters(settings: EnvoySettings) -> list[api.cluster.Cluster]:
-    """The cluster of the picker's listener for first tokens: a few warm connections, never in the way."""
+    """The cluster of the picker's listener for first tokens: a few open connections, never in the way."""
     if not settings.reports_first_tokens or settings.fallback_pickers:
         return []
     host, path = settings.first_token_host or settings.picker_host, settings.first_token_path

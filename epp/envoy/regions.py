@@ -2,8 +2,8 @@
 
 Owns what may leave a region and who may enter it. Each peer has a loopback listener, which lets pass what the
 picker has allowed that region by header, and answers 503 to everything else: without a picker nothing leaves.
-Peers enter with the certificate of their region, the entry with its own. A peer's request needs a pick, which
-the picker makes of a signed token alone; the entry's is treated as any client's.
+Peers enter with the certificate of their region, the entry with its own. A peer's request needs a decision,
+which the picker makes of a signed token alone; the entry's is treated as any client's.
 """
 
 from __future__ import annotations
@@ -105,9 +105,9 @@ def _forward_filter() -> api.hcm.HttpFilter:
 
 
 def _away(settings: EnvoySettings) -> api.route.Route:
-    """The route of picks that no engine here may serve: none is their last resort.
+    """The route of decisions that no engine here may serve: none is their last resort.
 
-    By the picker's word and not by the names in the pick: ports may be others than those known here, and
+    By the picker's word and not by the names in the decision: ports may be others than those known here, and
     where peers alone are named for want of a healthy engine, one here is better than none.
     """
     said = api.matcher.MetadataMatcher(
@@ -119,7 +119,7 @@ def _away(settings: EnvoySettings) -> api.route.Route:
 
 
 def _client_routes(settings: EnvoySettings) -> list[api.route.Route]:
-    """What a rule binds to other regions needs a pick that leads there; what a model's rule may, any pick."""
+    """What a rule binds to other regions needs a decision that leads there; a model's rule needs any."""
     routes = [_away(settings)]
     away = [rule for rule in settings.region_rules if _own(settings) not in rule.allow]
     for rule in sorted(away, key=lambda rule: bool(rule.model)):
@@ -199,7 +199,7 @@ def forwarders(settings: EnvoySettings) -> list[api.listener.Listener]:
 
 
 def _forwarder(settings: EnvoySettings, region: str, compression: str) -> api.hcm.HttpConnectionManager:
-    """To the peer if the request may go there, else 503; in either case the next of the pick may be tried."""
+    """To the peer if the request may go there, else 503; in either case the next endpoint may be tried."""
     hcm = api.hcm
     regex = api.matcher.RegexMatcher(regex=f"(?:.*,)?{re.escape(region)}(?:,.*)?")
     allowed = api.route.HeaderMatcher(
@@ -251,7 +251,7 @@ def _peer(region: str) -> str:
 
 
 def peer_clusters(settings: EnvoySettings, sni: str) -> list[api.cluster.Cluster]:
-    """The warm connections to each peer, whose certificate has to be its region's."""
+    """The open connections to each peer, whose certificate has to be its region's."""
     relays, found = _relays(settings), []
     # Checks find who is away, and who is back, within a second; an ejection would last longer.
     check = health_check(_CHECK_S, _CHECK_S, 1, http_health_check=ready_check())

@@ -53,7 +53,7 @@ def relay_bootstrap(settings: EnvoySettings, region: str) -> api.bootstrap.Boots
         relays=None,
         # Nothing to watch for the picker: the global Envoy does.
         observe=False,
-        # What the global Envoy lets pass has a pick.
+        # What the global Envoy lets pass has a decision.
         fail_closed=False,
         endpoints=tuple(endpoint for endpoint in settings.endpoints if endpoint.region == region),
     )
@@ -127,7 +127,7 @@ def _connection_manager(settings: EnvoySettings, relays: Relays) -> api.hcm.Http
 
 
 def _destination_filter() -> api.hcm.HttpFilter:
-    """The picked endpoints from their header into metadata, where the cluster looks; engines never see it."""
+    """The chosen endpoints from their header into metadata, where the cluster looks; engines never see it."""
     moved = api.to_metadata(DESTINATION_NAMESPACE, {DESTINATION_KEY: DESTINATION_KEY})
     moves = api.header_to_metadata.Config(request_rules=moved)
     return api.http_filter("envoy.filters.http.header_to_metadata", moves)

@@ -27,9 +27,9 @@ class Variant(StrEnum):
     """How the picker is asked and how its answer chooses the upstream.
 
     ``standalone``: the request body is buffered, responses do not pass the picker, `override_host` sends the
-    request to the picked endpoint and falls back to least-request.
+    request to the chosen endpoint and falls back to least-request.
     ``original-dst``: as above, but Envoy connects to whatever allowed address the picker names; without a
-    pick there is no upstream, so it fails closed.
+    decision there is no upstream, so it fails closed.
     ``full-duplex``: headers, bodies and trailers of both directions stream through the picker, as foreign
     gateways impose it.
     """
@@ -109,7 +109,7 @@ class EnvoySettings:
             meet a connection that the engine is just closing.
         preconnect_ratio: connections held ready per request in flight to an endpoint, 1 to 3.
         retries: further attempts when an endpoint cannot be reached, or has no room and the picker allows it;
-            each goes to the next one picked.
+            each goes to the next one of the decision.
         stream_idle_timeout_s: a request without a byte in either direction for this long is ended. There is
             no limit on a request's whole duration.
         health_check_path: path of active health checks, none when empty.
@@ -137,7 +137,8 @@ class EnvoySettings:
             regions' Envoys, and the pool is the own region's. Without a region it is the entry before all.
         region_rules: rules that bind requests to regions, where these are peers.
         open_paths: paths that reach endpoints beside those of APIs (`epp.apis.paths`).
-        fail_closed: 503 to requests without a pick, so while the picker is dead; always so in `original-dst`.
+        fail_closed: 503 to requests without a decision, so while the picker is dead; always so in
+            `original-dst`.
         envoy_version: oldest Envoy that must take the configuration, major and minor; what it does not know
             is left out (docs/envoy-versions.md).
     """

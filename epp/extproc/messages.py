@@ -149,7 +149,7 @@ def set_header(mutation: HeaderMutation, name: str, value: str) -> None:
 
 
 def set_destination(response: CommonResponse, pick: Destination, body: bytes | None) -> None:
-    """Put a pick's header changes on a reply, and the length of the body that replaces the request's."""
+    """Put a decision's header changes on a reply, and the length of the body that replaces the request's."""
     response.clear_route_cache = True
     mutation = response.header_mutation
     for name, value in (*pick.set_headers.items(), *pick.proxy_headers.items()):
@@ -161,7 +161,7 @@ def set_destination(response: CommonResponse, pick: Destination, body: bytes | N
 
 
 def set_metadata(reply: ProcessingResponse, pick: Destination) -> None:
-    """Put a pick's dynamic metadata on a reply: destination, scores, decision."""
+    """Put a decision's dynamic metadata on a reply: destination, scores, decision."""
     fields = reply.dynamic_metadata.fields
     lb = fields[LB_NAMESPACE].struct_value.fields
     lb[DESTINATION_HEADER].string_value = pick.destination

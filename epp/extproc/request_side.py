@@ -1,8 +1,8 @@
-"""The request half of an exchange: collects what a pick waits for, asks, carries the answer back.
+"""The request half of an exchange: collects what a decision waits for, asks, carries the answer back.
 
 Owns the request's headers, metadata and body until it is answered, and keeps method and path alone from then
 on. Headers and metadata count as they lie in memory once they wait for a body. Knows nothing of the response
-nor of how streams end. A pick waits for the whole body, or `early` for none of it: where the
+nor of how streams end. A decision waits for the whole body, or `early` for none of it: where the
 mode shows none in time, or where `pick_at` says so.
 
 | phase    | headers                    | body                               | trailers             |
@@ -18,10 +18,10 @@ mode shows none in time, or where `pick_at` says so.
 | ANSWERED | violation                  | after the end: ignored             | empty reply, once    |
 |          |                            | early: forwarded                   |                      |
 
-A body that may not be held for long (`RequestMode.held_bytes`) is dropped when that much has come; the pick
-is early from then on. A body message before the end was told, yet after what must have been the whole, is a
-violation. Body after the end is ignored: Envoy >= 1.35 may deliver the last piece of a body of 1 MB or more
-twice in full duplex (envoyproxy/envoy 46237).
+A body that may not be held for long (`RequestMode.held_bytes`) is dropped when that much has come; the
+decision is early from then on. A body message before the end was told, yet after what must have been the
+whole, is a violation. Body after the end is ignored: Envoy >= 1.35 may deliver the last piece of a body of 1
+MB or more twice in full duplex (envoyproxy/envoy 46237).
 
 One stateless object a mode, from `request_mode`. Which reply Envoy obeys in which mode (comments of
 `external_processor.proto`; read in and tried with Envoy 1.40):
@@ -33,17 +33,17 @@ One stateless object a mode, from `request_mode`. Which reply Envoy obeys in whi
   without us. Nothing tells a cut body from one that trailers follow.
 * NONE: there is no body; the reply to the headers carries everything.
 * STREAMED: the body comes in pieces, each to be answered, after the headers were answered; and with that
-  answer the request is on its way. So a pick cannot wait for the body, and none of it is of use.
+  answer the request is on its way. So a decision cannot wait for the body, and none of it is of use.
 * STREAMED, bodies ahead: pieces come without waiting for the reply to the headers, and Envoy keeps each until
-  it is answered, up to a limit that it does not tell, where it stops reading. A pick may wait for the end or
-  for `HELD_BYTES`; then headers, and one reply a piece.
+  it is answered, up to a limit that it does not tell, where it stops reading. A decision may wait for the end
+  or for `HELD_BYTES`; then headers, and one reply a piece.
 * FULL_DUPLEX_STREAMED: body and trailers come as they arrive; nothing is answered before the request is
   whole, then headers (with everything), the body as `streamed_response` pieces, and trailers, in this order.
 
-A pick that does not wait for the body is the reply to the headers. Where that also `releases` the request,
-it says CONTINUE_AND_REPLACE without a body, after which Envoy leaves the body alone and sends none of it,
-whatever it is configured to allow; and it says the same as a `mode_override`, which where allowed keeps the
-stream open to the end of the request. What comes of the body all the same is passed by `forward`.
+A decision that does not wait for the body is the reply to the headers. Where that also `releases` the
+request, it says CONTINUE_AND_REPLACE without a body, after which Envoy leaves the body alone and sends none
+of it, whatever it is configured to allow; and it says the same as a `mode_override`, which where allowed
+keeps the stream open to the end of the request. What comes of the body all the same is passed by `forward`.
 
 Each mode can also answer in one message, `at_once`, for a stream that ends with its answer: before Envoy has
 read that message to its end it passes nothing on, so no response can come before it. In full duplex that
@@ -99,7 +99,7 @@ class RequestMode(Struct, frozen=True):
     """What differs between request body modes; by itself one whose reply to the headers is all.
 
     Attributes:
-        waits: whether a pick can wait for the body.
+        waits: whether a decision can wait for the body.
         whole_in_one: whether one body message is all that comes, whatever it says of the end of the stream.
         may_cut: whether that message may be less than the body.
         held_bytes: most bytes that may lie unanswered, None for any.
@@ -121,7 +121,7 @@ class RequestMode(Struct, frozen=True):
     def answer(
         self, _request: RequestSide, pick: Destination, _body: bytes | None
     ) -> list[ProcessingResponse]:
-        """Build the replies that carry a pick, in order, without that to trailers.
+        """Build the replies that carry a decision, in order, without that to trailers.
 
         Args:
             _request: what has come of the request.
@@ -208,7 +208,7 @@ class FullDuplex(RequestMode, frozen=True):
 def headers_reply(
     pick: Destination, body: bytes | None, status: CommonResponse.ResponseStatus = CommonResponse.CONTINUE
 ) -> ProcessingResponse:
-    """Build the reply to request headers that carries a pick."""
+    """Build the reply to request headers that carries a decision."""
     reply = ProcessingResponse()
     response = reply.request_headers.response
     response.status = status
@@ -297,12 +297,12 @@ class RequestSide:
     Args:
         modes: the stream's body modes.
         max_body_bytes: largest body that is kept.
-        pick_at: from a request's headers to what its pick waits for.
+        pick_at: from a request's headers to what its decision waits for.
         bodies: what this body is held out of.
 
     Attributes:
         phase: how far it has come.
-        early: whether the pick did not wait for the body.
+        early: whether the decision did not wait for the body.
         headers_only: whether its headers ended the stream.
         body: the joined body.
         body_messages: messages that brought it.
@@ -331,7 +331,7 @@ class RequestSide:
         self._chunks: list[bytes | bytearray] = []
         self._body_bytes = 0
         self._bodies, self._taken_bytes, self._metadata_bytes = bodies, 0, 0
-        #: What came of an early request while its pick was made.
+        #: What came of an early request while its decision was made.
         self._late: list[HttpBody] = []
 
     def on_metadata(self, metadata: Metadata) -> None:
@@ -408,7 +408,7 @@ class RequestSide:
         return [] if self.early else [self._ask(self._take_body())]
 
     def answer(self, pick: Destination, *, at_once: bool = False) -> list[ProcessingResponse]:
-        """Build the replies that carry a pick, in a single one if asked; only in phase DECIDING."""
+        """Build the replies that carry a decision, in a single one if asked; only in phase DECIDING."""
         mode = self._mode
         if not self.early:
             replies = (mode.at_once if at_once else mode.answer)(self, pick, pick.body)

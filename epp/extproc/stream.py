@@ -23,7 +23,7 @@ is one, last. Rules:
 * In observability mode Envoy waits for no reply and obeys none: everything goes on as always, but no reply
   comes out, and a stream is never left.
 * The halves run side by side: Envoy may answer a request itself before we have. If the exchange ends while a
-  pick is asked for, the answer to it says nothing; if it ends before, none is asked for.
+  decision is asked for, the answer to it says nothing; if it ends before, none is asked for.
 * The response goes through these phases:
 
   | phase   | headers               | body                      | trailers            |
@@ -77,7 +77,7 @@ Output = ProcessingResponse | Event | Marker
 #: Response body modes in which leaving saves something; with NONE an open stream costs nothing, and its end
 #: is the end of the exchange. STREAMED keeps a piece in Envoy until it is acknowledged, so nothing is lost
 #: however late the end is noticed. FULL_DUPLEX_STREAMED keeps nothing: a piece sent to us before Envoy saw
-#: the end is gone, so there the end must come with the pick, in one message (docs/transport.md).
+#: the end is gone, so there the end must come with the decision, in one message (docs/transport.md).
 _ENDS_EARLY = {BodyMode.STREAMED, BodyMode.FULL_DUPLEX_STREAMED}
 
 
@@ -117,7 +117,7 @@ class ResponseSide:
         self.add_headers: Mapping[str, str] = {}
         #: See `Destination.served_headers`.
         self.served_headers: Callable[[Mapping[str, Mapping[str, object]]], Mapping[str, str]] | None = None
-        #: Of the pick; the proxy may have set its header on the response already.
+        #: Of the decision; the proxy may have set its header on the response already.
         self.decision_id = ""
         self._rewriter: BodyRewriter | None = None
         self.phase = ResponsePhase.WAITING
@@ -203,7 +203,7 @@ class Stream:
         max_body_bytes: largest request body that is read; longer ones get a 413.
         refuse: from a request without its body and a status, 413 for its length or 503 for want of room, to
             what its client gets, so that the shell can word it as the request's API does.
-        pick_at: from a request's headers to what its pick waits for; asked only where a body is to come.
+        pick_at: from a request's headers to what its decision waits for; asked only where a body is to come.
         bodies: what all streams may hold together; this one has its own otherwise.
 
     Attributes:
@@ -310,7 +310,8 @@ class Stream:
         metadata = message.metadata_context if message.HasField("metadata_context") else None
         if part.startswith("request"):
             if self._ended:
-                # The client has its answer; a pick for what is left of the request would reserve for nothing.
+                # The client has its answer; a decision for what is left of the request would reserve for
+                # nothing.
                 return []
             if metadata is not None:
                 request.on_metadata(metadata)

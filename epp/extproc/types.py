@@ -2,7 +2,7 @@
 
 The machine is fed `ProcessingRequest` messages and answers with a list of outputs, each either a
 `ProcessingResponse` to send to Envoy, in order, one of the events below for the shell, or a marker that tells
-the shell to end the RPC. `HttpRequest` is the one event that asks for an answer: the shell calls `picked` or
+the shell to end the RPC. `HttpRequest` is the one event that asks for an answer: the shell calls `decided` or
 `refused`, now or later.
 """
 
@@ -30,11 +30,11 @@ class Cause(Enum):
     CLIENT_GONE = "client-gone"  # the stream was cut before the response ended
     REFUSED = "refused"  # answered by an immediate response
     PROTOCOL_ERROR = "protocol-error"  # Envoy sent what the protocol does not allow here
-    UNOBSERVED = "unobserved"  # the stream was ended by us after the pick
+    UNOBSERVED = "unobserved"  # the stream was ended by us after the decision
 
 
 class DecideAt(Enum):
-    """How much of a request a pick must wait for."""
+    """How much of a request a decision must wait for."""
 
     BODY = "body"  # the body has to be read
     EITHER = "either"  # nobody needs the body: not waited for where that spares its way to us
@@ -51,9 +51,9 @@ class Observe(Enum):
 
 
 class HttpRequest(Struct, frozen=True):
-    """Event: a request that waits for its pick, as far as Envoy has shown it.
+    """Event: a request that waits for its decision, as far as Envoy has shown it.
 
-    The machine waits for `Stream.picked` or `Stream.refused`.
+    The machine waits for `Stream.decided` or `Stream.refused`.
 
     Attributes:
         method: ``:method``.
@@ -92,7 +92,7 @@ class Destination(Struct):
         decision_id: goes into dynamic metadata, to join later reports.
         set_headers: further request headers to set.
         body: replacement body, None to leave it as it is (content-length follows the replacement); has no
-            effect on a request that was picked on its headers.
+            effect on a request that was decided by its headers.
         metadata: further fields of the decision's dynamic metadata, for filters and access logs.
         scores: endpoint -> score, higher is better, for the metadata ``envoy.lb`` ->
             ``x-gateway-destination-endpoint-scores``; not sent when empty.
@@ -121,7 +121,7 @@ class Destination(Struct):
 
 
 class LocalReply(Struct, frozen=True):
-    """An HTTP answer instead of a pick: a refusal, or what the picker knows by itself.
+    """An HTTP answer instead of a decision: a refusal, or what the picker knows by itself.
 
     Attributes:
         status: of the answer.

@@ -1,13 +1,12 @@
 """Listen to what engines publish of their KV caches over ZeroMQ, beside the event loop.
 
-A thread receives and decodes; the loop applies what it hands over, for at most `_TURN_S` at a time. Owns the
-sockets and sequences. Needs pyzmq, which nothing imports where no events are read.
+A thread receives and decodes; the loop applies what it hands over (`epp.feeds.kv_streams`). Owns the sockets.
+Needs pyzmq, which nothing imports where no events are read.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
 from dataclasses import dataclass
 from threading import Event, Thread
 from typing import TYPE_CHECKING
@@ -17,29 +16,21 @@ import zmq
 from epp.config.address import split_address
 from epp.errors import UnreadableError
 from epp.feeds.kv_sequences import KvSequence
-from epp.logs import REPEATED
-from epp.prefix_cache.kv_messages import Cleared, read_batch
+from epp.feeds.kv_streams import KvNews, KvStream, KvStreams
+from epp.prefix_cache.kv_messages import read_batch
+from epp.types import split_rank
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from epp.clock import Clock
     from epp.config.schema import KvEvents
-    from epp.feeds.kv_sequences import Step
-    from epp.prefix_cache.kv_messages import Batch
     from epp.signals.datastore import Datastore
     from epp.signals.engine_caches import EngineCaches
 
 log = logging.getLogger(__name__)
 
-#: What became of messages: applied, not come, come by a replay, not decodable, of nobody in the pool, more
-#: than could be applied in time.
-RESULTS = ("taken", "lost", "replayed", "unreadable", "unknown-endpoint", "dropped")
-#: Longest turn on the event loop, but for the slice in which it ends.
-_TURN_S = 0.002
-#: Batches that wait for the event loop; more are dropped, as lost ones.
-_MAX_WAITING = 10_000
 #: Sockets of the thread: ZeroMQ's own bound is 1,023.
 _MAX_SOCKETS = 65_535
 #: How soon a change of the pool is noticed, and messages in the queue of one socket.
@@ -47,6 +38,8 @@ _POLL_MS, _MAX_QUEUED = 50, 100_000
 #: Bytes of the longest message: that of a million tokens has 6 MB.
 _MAX_BYTES = 64 << 20
 _HEARTBEAT_MS, _DEAD_MS = 5_000, 15_000
+#: How often is looked for replays that failed.
+_EXPIRE_S = 1.0
 _NUMBER_BYTES = 8
 
 
@@ -70,35 +63,22 @@ class Feed:
 @dataclass(slots=True)
 class _Source:
     feed: Feed
-    sequence: KvSequence
-    socket: zmq.Socket[bytes] | None
+    stream: KvStream
+    socket: zmq.Socket[bytes] | None = None
     replay: zmq.Socket[bytes] | None = None
-    dropped: int = 0
 
 
-#: Endpoint, rank, and what came: a batch, with whether all is known with it; how many messages were lost;
-#: None for another process.
-_News = tuple[str, int, "tuple[Batch, bool] | int | None"]
-
-
-class KvReceiver:
+class KvReceiver(KvStreams):
     """The thread's part.
 
     Args:
         settings: the central socket and topics.
         clock: the time.
-
-    Attributes:
-        news: what is to be applied.
-        woken: whether the loop was told, and has not taken all since.
-        results: messages by one of `RESULTS`.
     """
 
     def __init__(self, settings: KvEvents, clock: Clock) -> None:
+        super().__init__()
         self._settings, self._clock = settings, clock
-        self.news: deque[_News] = deque()
-        self.woken = False
-        self.results = dict.fromkeys(RESULTS, 0)
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
         self._poller = zmq.Poller()
@@ -132,15 +112,17 @@ class KvReceiver:
 
     def run(self, wake: Callable[[], object]) -> None:
         """Receive until stopped; ``wake`` is called when something waits in ``news``."""
+        expires_s = 0.0
         try:
             while not self._stop.is_set():
                 if self._wanted != self._sources.keys():
                     self._follow(self._wanted)
                 for socket, _ in self._poller.poll(_POLL_MS):
                     self._receive(socket)
-                now_s = self._clock.mono_s()
-                for source in self._sources.values():
-                    self._do(source, source.sequence.expire(now_s))
+                if (now_s := self._clock.mono_s()) >= expires_s:
+                    expires_s = now_s + _EXPIRE_S
+                    for source in self._sources.values():
+                        self.take(source.stream, source.stream.sequence.expire(now_s))
                 if self.news and not self.woken:
                     self.woken = True
                     wake()
@@ -165,12 +147,13 @@ class KvReceiver:
     def _follow(self, wanted: frozenset[Feed]) -> None:
         for feed in self._sources.keys() - wanted:
             source = self._sources.pop(feed)
-            self._by_name.pop((feed.address, feed.rank), None)
+            self._by_name.pop(_told_as(feed.address, feed.rank), None)
             self._close(source.socket)
             self._close(source.replay)
         for feed in wanted - self._sources.keys():
-            source = _Source(feed, KvSequence(replays=bool(feed.replay_url)), None)
-            self._sources[feed] = self._by_name[feed.address, feed.rank] = source
+            sequence = KvSequence(replays=bool(feed.replay_url))
+            source = _Source(feed, KvStream(feed.address, feed.rank, sequence))
+            self._sources[feed] = self._by_name[_told_as(feed.address, feed.rank)] = source
             if feed.url:
                 source.socket = self._connect(source, zmq.SUB, feed.url)
 
@@ -223,52 +206,17 @@ class KvReceiver:
             if source is None:
                 self.results["unknown-endpoint"] += 1
                 return
-        steps = source.sequence.live(int.from_bytes(number), data, self._clock.mono_s())
-        self._do(source, steps)
+        self.live(source.stream, int.from_bytes(number), data, self._clock.mono_s())
 
     def _take_replayed(self, source: _Source, number: bytes, data: bytes) -> None:
-        self.results["replayed"] += bool(data)
-        steps = source.sequence.replayed(int.from_bytes(number), data, self._clock.mono_s())
-        self._do(source, steps)
-        if not source.sequence.replaying:
+        self.replayed(source.stream, int.from_bytes(number), data, self._clock.mono_s())
+        if not source.stream.sequence.replaying:
             self._close(source.replay)
             source.replay = None
 
-    def _do(self, source: _Source, steps: list[Step]) -> None:
-        for step in steps:
-            if step.kind == "replay":
-                self._ask(source, step.number)
-            elif step.kind == "anew":
-                self._put(source, None)
-            elif step.kind == "lost":
-                self.results["lost"] += step.number
-                self._put(source, step.number)
-            else:
-                self._apply(source, step)
-
-    def _apply(self, source: _Source, step: Step) -> None:
-        try:
-            batch = read_batch(step.data)
-        except UnreadableError:
-            self.results["unreadable"] += 1
-            self._put(source, 1)
-            return
-        self.results["unreadable"] += batch.unread
-        if len(self.news) >= _MAX_WAITING:
-            self.results["dropped"] += 1
-            source.dropped += 1
-            return
-        if source.dropped:
-            self._put(source, source.dropped)
-            source.dropped = 0
-        self.results["taken"] += 1
-        self._put(source, (batch, step.whole))
-
-    def _put(self, source: _Source, what: tuple[Batch, bool] | int | None) -> None:
-        self.news.append((source.feed.address, source.feed.rank, what))
-
-    def _ask(self, source: _Source, number: int) -> None:
+    def ask(self, stream: KvStream, number: int) -> None:
         """Ask an engine to send its messages from one on again."""
+        source = self._by_name[_told_as(stream.address, stream.rank)]
         self._close(source.replay)
         source.replay = self._connect(source, zmq.DEALER, source.feed.replay_url)
         if source.replay is not None:
@@ -276,7 +224,7 @@ class KvReceiver:
 
 
 class KvEventFeed:
-    """The loop's part: whom to listen to, and what they said.
+    """The loop's part: whom to listen to, and when to apply what they said.
 
     Args:
         settings: of the configuration.
@@ -287,14 +235,16 @@ class KvEventFeed:
     Attributes:
         results: messages by one of `RESULTS`.
         refused: blocks that were not taken, by reason.
+        blocks: blocks stored, removed, and kept as they had been stored twice.
     """
 
     def __init__(self, settings: KvEvents, datastore: Datastore, caches: EngineCaches, clock: Clock) -> None:
         self._settings, self._datastore, self._caches, self._clock = settings, datastore, caches, clock
         self._receiver = KvReceiver(settings, clock)
         self.results, self.refused = self._receiver.results, caches.index.refused
+        self.blocks = caches.index.counts
+        self._news = KvNews(self._receiver, datastore, caches, clock)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._applying: Iterator[str] = iter(())
         datastore.on_pool["kv events"] = self.follow
 
     def endpoints(self) -> list[tuple[str, str, int]]:
@@ -326,13 +276,15 @@ class KvEventFeed:
         for slot, endpoint in self._datastore.members:
             if self._datastore.is_peer(slot):
                 continue
-            host, _ = split_address(endpoint.address)
+            address, own = split_rank(endpoint.address)
+            host, _ = split_address(address)
             url = endpoint.kv_events or self._settings.address
             replay = endpoint.kv_replay or self._settings.replay_address
             if not (url or self._settings.listen):
                 continue
-            self._caches.listen(slot, self._settings.ranks)
-            for rank in range(self._settings.ranks):
+            ranks = (int(own),) if own else range(self._settings.ranks)
+            self._caches.listen(slot, len(ranks))
+            for rank in ranks:
                 urls = (_of_rank(text, host, rank) for text in (url, replay))
                 feeds.add(Feed(endpoint.address, rank, *urls))
         self._receiver.want(frozenset(feeds))
@@ -351,8 +303,7 @@ class KvEventFeed:
 
     def _give_up(self) -> None:
         """Forget what was told: nothing will be heard any more."""
-        self._receiver.news.clear()
-        self._applying = iter(())
+        self._news.clear()
         for slot in self._caches.problems(self._clock.mono_s()):
             self._caches.forget(slot)
         self.follow()
@@ -360,43 +311,13 @@ class KvEventFeed:
 
     def apply(self) -> None:
         """Apply what has come, for one turn; the rest after whatever else the loop has to do."""
-        until_s, receiver = self._clock.mono_s() + _TURN_S, self._receiver
-        while self._clock.mono_s() < until_s:
-            if next(self._applying, None) is not None:
-                continue
-            if receiver.news:
-                self._applying = self._take(*receiver.news.popleft())
-            elif not self._caches.index.tidy():
-                receiver.woken = False
-                return
-        if self._loop is not None:
+        if self._news.apply() and self._loop is not None:
             self._loop.call_soon(self.apply)
 
-    def _take(self, address: str, rank: int, what: tuple[Batch, bool] | int | None) -> Iterator[str]:
-        """Apply one piece of news, pausing between slices."""
-        now_s, slot, caches = self._clock.mono_s(), self._datastore.slot_of(address), self._caches
-        if slot is None:
-            return
-        if what is None:
-            if caches.began_anew(slot, rank, now_s):
-                log.warning("endpoint %s restarted, as its events begin anew", address, extra=REPEATED)
-                self._datastore.restart(address, now_s)
-        elif isinstance(what, int):
-            caches.missed(slot, rank, what, now_s)
-        else:
-            batch, whole = what
-            caches.heard(slot, rank, now_s, whole=whole)
-            if batch.unread:
-                caches.refused(slot, rank)
-            for event in batch.events:
-                if self._datastore.slot_of(address) != slot:  # it went in a pause
-                    return
-                for why in caches.index.apply(slot, rank, event):
-                    if why:
-                        caches.refused(slot, rank)
-                    yield why
-                if isinstance(event, Cleared):
-                    caches.heard(slot, rank, now_s, whole=not batch.unread)
+
+def _told_as(address: str, rank: int) -> tuple[str, int]:
+    """Return by what messages at the central socket name a KV cache."""
+    return split_rank(address)[0], rank
 
 
 def _of_rank(template: str, host: str, rank: int) -> str:

@@ -226,8 +226,9 @@ class Account:
 
     Attributes:
         policy: the policy.
-        counts: live decisions by whether it would have picked the same endpoint, or failed.
-        difference_s: mean latency, estimated at learned rates, of its picks less that of the live picks.
+        counts: live decisions by whether it would have chosen the same endpoint, or failed.
+        difference_s: mean latency, estimated at learned rates, of its decisions less that of the live
+            decisions.
         seen: estimates in that mean.
     """
 

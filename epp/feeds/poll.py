@@ -1,4 +1,4 @@
-"""Probes, scrapes and the list of models: one poller per endpoint over one pinned warm connection.
+"""Probes, scrapes and the list of models: one poller per endpoint over one pinned open connection.
 
 Owns the HTTP client side towards engines, and the rule by which a restarted engine is noticed and what then
 is forgotten. Feeds what it measures into the picker's signals and knows no formula. An RTT sample counts only
@@ -26,6 +26,7 @@ from epp.keyed_uniform import keyed_uniform
 from epp.signals.metrics_text import MetricsReader, gpu_utilization, is_exposition
 from epp.signals.retry_after import PEER_PAUSE_S
 from epp.threads import in_daemon_thread
+from epp.types import ranked
 
 if TYPE_CHECKING:
     import ssl
@@ -48,6 +49,11 @@ _Credentials = TypeVar("_Credentials", "Scrape", "EndpointSpec")
 MODELS_INTERVAL_S = 60.0
 #: Shortest time between two questions for them, whoever wants to know.
 MODELS_PAUSE_S = 1.0
+#: What llm-d calls who scrapes, and who reads it.
+_PLUGINS = {
+    "scrape": ("metrics-data-source", "core-metrics-extractor"),
+    "gpu-scrape": ("dcgm-data-source", "dcgm-extractor"),
+}
 #: Moments in an interval at which probes or scrapes begin, and endpoints that may share one in a large pool.
 SLOTS, MAX_PER_SLOT = 20, 8
 #: Where in a slot probes begin: away from scrapes, at intervals as by default.
@@ -88,6 +94,7 @@ class Target:
         key_file: its private key.
         ready_path: of a peer region what its Envoy answers itself: that is probed, and nothing scraped.
         metrics_paths: where its metrics may be.
+        ranks: data-parallel ranks behind the address, each an endpoint.
     """
 
     address: str
@@ -103,6 +110,12 @@ class Target:
     metrics_paths: tuple[str, ...] = METRICS_PATHS
     insecure: bool = False
     base_path: str = ""
+    ranks: int = 1
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """Name the endpoints of which it tells."""
+        return ranked(self.address, self.ranks)
 
     def context(self) -> ssl.SSLContext | None:
         """Make what a connection is opened with, None for plaintext; reads files, so it may block.
@@ -135,6 +148,7 @@ def target_of(address: str, spec: EndpointSpec, scrape: Scrape, relays: Relays |
         metrics_paths=(path,) if path else METRICS_PATHS,
         insecure=scrape.insecure and not spec.ca_file,
         base_path=spec.base_path,
+        ranks=spec.ranks,
     )
     if relays is None or spec.region not in relays.regions:
         return target
@@ -244,7 +258,10 @@ class Poller:
         self._on_models = on_models
         self._lister: KeepAlive | None = None
         self._listing, self._listed_s = asyncio.Lock(), -math.inf
-        self._reader = MetricsReader()
+        alone = target.ranks == 1
+        self._readers = {
+            name: MetricsReader(None if alone else rank) for rank, name in enumerate(target.endpoints)
+        }
         #: The first is asked: the one that was found, or else the next to try.
         self._metrics_paths = deque(target.metrics_paths)
 
@@ -324,7 +341,7 @@ class Poller:
     async def _every(self, schedule: PollSchedule, salt: str, work: _Work, connection: KeepAlive) -> None:
         """Call ``work`` each interval, endpoints spread over it; a slow answer delays, never piles up."""
         place = keyed_uniform(0, self._target.address, salt)
-        # The second time comes within an interval of the first: only then is the connection warm.
+        # The second time comes within an interval of the first: only then is the connection open before.
         sooner_s = schedule.interval_s / 2
         while True:
             started_s = self._clock.mono_s()
@@ -342,7 +359,8 @@ class Poller:
             self._failed("probe", f"status {answer.status}")
             return
         rtt_ms = answer.took_s * 1e3 if opened == connection.opened else None
-        self._sink.probed(self._target.address, rtt_ms, self._clock.mono_s())
+        for endpoint in self._target.endpoints:
+            self._sink.probed(endpoint, rtt_ms, self._clock.mono_s())
 
     async def _answered(self, what: str, asking: Awaitable[Answer]) -> Answer | None:
         """Wait for an answer; None, and reported, where none comes."""
@@ -358,11 +376,12 @@ class Poller:
         answer = await self._answered("scrape", self._ask(connection, path))
         if answer is None:
             return
-        sample = self._reader.read(answer.body)
-        if answer.status == 200 and is_exposition(answer.body, sample):
-            self._sink.scraped(self._target.address, sample, self._clock.mono_s())
+        samples = {name: reader.read(answer.body) for name, reader in self._readers.items()}
+        if answer.status == 200 and any(is_exposition(answer.body, each) for each in samples.values()):
+            for endpoint, sample in samples.items():
+                self._sink.scraped(endpoint, sample, self._clock.mono_s())
             return
-        self._failed("scrape", f"no metrics at {path}, status {answer.status}")
+        self._failed("scrape", f"no metrics at {path}, status {answer.status}", answered=answer.status == 200)
         self._metrics_paths.rotate(-1)
 
     async def _gpu_once(self, exporter: KeepAlive) -> None:
@@ -372,9 +391,11 @@ class Poller:
             return
         utilization = gpu_utilization(answer.body) if answer.status == 200 else None
         if utilization is None:
-            self._failed("gpu-scrape", f"status {answer.status}, without the utilization of a GPU")
+            problem = f"status {answer.status}, without the utilization of a GPU"
+            self._failed("gpu-scrape", problem, answered=answer.status == 200)
             return
-        self._sink.gpu_scraped(self._target.address, utilization, self._clock.mono_s())
+        for endpoint in self._target.endpoints:
+            self._sink.gpu_scraped(endpoint, utilization, self._clock.mono_s())
 
     async def _check_models(self, connection: KeepAlive) -> None:
         """Ask for the engine's models once it is up, and now and then."""
@@ -394,11 +415,14 @@ class Poller:
             await asyncio.sleep(self._listed_s + MODELS_PAUSE_S - self._clock.mono_s())
             self._listed_s = self._clock.mono_s()
             listed = await self._listed(self._lister)
-            if listed:
-                unknown = self._target.engine_names - listed.keys()
-                self._sink.models_listed(self._target.address, unknown, listed)
-            if listed is not None and self._on_models is not None:
-                self._on_models(self._target.address, listed)
+            if listed is None:
+                return None
+            for endpoint in self._target.endpoints:
+                if listed:
+                    unknown = self._target.engine_names - listed.keys()
+                    self._sink.models_listed(endpoint, unknown, listed)
+                if self._on_models is not None:
+                    self._on_models(endpoint, listed)
             return listed
 
     async def _listed(self, connection: KeepAlive) -> dict[str, ListedModel] | None:
@@ -412,8 +436,9 @@ class Poller:
             return None
         return parse_models(answer.body) if answer.status == 200 else {}
 
-    def _failed(self, what: str, problem: str) -> None:
-        self._sink.failed(self._target.address, what, problem, self._clock.mono_s())
+    def _failed(self, what: str, problem: str, *, answered: bool = False) -> None:
+        for endpoint in self._target.endpoints:
+            self._sink.failed(endpoint, what, problem, self._clock.mono_s(), answered=answered)
 
 
 class _Work(Protocol):
@@ -446,7 +471,7 @@ class SignalFeed:
         self._unknown: dict[str, frozenset[str]] = {}
 
     def probed(self, address: str, rtt_ms: float | None, now_s: float) -> None:
-        """Take an answer to a probe; its RTT is None when the connection was not warm."""
+        """Take an answer to a probe; its RTT is None when the connection was a new one."""
         slot = self._datastore.slot_of(address)
         if slot is None:
             return
@@ -455,12 +480,14 @@ class SignalFeed:
         if self._datastore.health.success(slot, now_s):
             log.info("endpoint %s is back", address)
 
-    def failed(self, address: str, what: str, problem: str, now_s: float) -> None:
+    def failed(self, address: str, what: str, problem: str, now_s: float, *, answered: bool = False) -> None:
         """Count a probe or a scrape without a good answer; only probes eject an endpoint, or pause a peer."""
         slot = self._datastore.slot_of(address)
         if slot is None:
             return
         self._metrics.endpoint_event(address, f"{what}-failed")
+        if what in _PLUGINS:
+            self._count_error(*_PLUGINS[what], answered=answered)
         if what != "probe":
             log.debug("no metrics from %s: %s", address, problem)
         elif self._datastore.is_peer(slot):
@@ -469,6 +496,12 @@ class SignalFeed:
             self._metrics.endpoint_event(address, "ejected")
             log.warning("endpoint %s is ejected: %s", address, problem)
 
+    def _count_error(self, source: str, extractor: str, *, answered: bool) -> None:
+        if answered:
+            self._metrics.value("llm_d_epp_datalayer_extract_errors_total", source, extractor).inc()
+        else:
+            self._metrics.value("llm_d_epp_datalayer_poll_errors_total", source).inc()
+
     def scraped(self, address: str, sample: EngineSample, now_s: float) -> None:
         """Take what the metrics of an endpoint say."""
         slot = self._datastore.slot_of(address)
@@ -476,7 +509,7 @@ class SignalFeed:
             return
         if self._datastore.engine.update(slot, sample, now_s):
             self._metrics.endpoint_event(address, "restarted")
-            log.warning("endpoint %s restarted: its cache and leases are forgotten", address)
+            log.warning("endpoint %s restarted: its cache and reservations are forgotten", address)
             self._datastore.restart(address, now_s)
         if self._process_started is not None and sample.process_start_time_s is not None:
             self._process_started(slot, sample.process_start_time_s)

@@ -5,7 +5,7 @@ keeps the last good pool; an explicit empty list empties it. A pool is taken who
 
 The EDS file is written whenever the pool, or what its host names resolve to, changes. A host name is written
 as its address, with its own name for TLS; one that does not resolve is left out. While the file cannot be
-written endpoints are picked all the same: Envoy passes over a pick that it does not know.
+written endpoints are chosen all the same: Envoy passes over a decision that it does not know.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
         def target(self, address: str) -> Target | None: ...  # noqa: D102
 
 
-#: From writing a new endpoint to the EDS file until it is picked, so that Envoy knows it by then; one whose
-#: models no other endpoint serves is picked at once.
+#: From writing a new endpoint to the EDS file until it is chosen, so that Envoy knows it by then; one whose
+#: models no other endpoint serves is chosen at once.
 EDS_DELAY_S = 1.0
 #: Longest wait for host names at the start; those that resolve later come into the file then.
 NAMES_S = 3.0
@@ -96,8 +96,7 @@ class PoolFeed:
         self._scheduler, self._sink, self._tasks = scheduler, sink, tasks
         self._probe, self._scrape = config.probe, with_credentials_of(config.scrape, base)
         self._metrics, self._clock, self._base = metrics, clock, base
-        self._specs: dict[str, EndpointSpec] = {}
-        self._endpoints: list[Endpoint] = []
+        self._endpoints: dict[str, Endpoint] = {}
         self._roles: dict[str, str] = {}  # by address, as engines tell them
         self._eds: EdsFile | None = None
         # Relays are what Envoy knows then, not endpoints.
@@ -120,7 +119,7 @@ class PoolFeed:
     @property
     def size(self) -> int:
         """Endpoints known, draining ones included."""
-        return len(self._specs)
+        return len(self._endpoints)
 
     async def start(self) -> None:
         """Write the pool for Envoy, wait until Envoy has had time to read it, and go on writing changes."""
@@ -134,7 +133,7 @@ class PoolFeed:
             specs = parse_pool(text, self._source)
         except ConfigError as error:
             self._metrics.file_failed("endpoints")
-            log.error("%s; %d endpoints stay as they were", error, len(self._specs))  # noqa: TRY400
+            log.error("%s; %d endpoints stay as they were", error, len(self._endpoints))  # noqa: TRY400
             return
         self._metrics.file_good("endpoints")
         self.apply({address: with_credentials_of(spec, self._base) for address, spec in specs.items()})
@@ -143,16 +142,16 @@ class PoolFeed:
         """Make these the pool; ``aliases`` are further addresses of them, to their own."""
         if self._regions is not None:
             specs = self._regions.pool(specs)
-        endpoints = [spec.endpoint() for spec in specs.values()]
+        endpoints = {each.address: each for spec in specs.values() for each in spec.endpoints()}
         targets = {address: self._target(address, spec) for address, spec in specs.items()}
-        gone = self._specs.keys() - specs.keys()
-        new = specs.keys() - self._specs.keys()
+        gone = self._endpoints.keys() - endpoints.keys()
+        new = endpoints.keys() - self._endpoints.keys()
         self._endpoints = endpoints
         self._offer()
-        for address, spec in specs.items():
-            self._scheduler.datastore.assume_rtt(address, spec.rtt_ms)
-        self._specs = dict(specs)
-        self._resolver.set_pool(specs)
+        for spec in specs.values():
+            for endpoint in spec.endpoints():
+                self._scheduler.datastore.assume_rtt(endpoint.address, spec.rtt_ms)
+        self._resolver.set_pool(endpoints)
         self._resolver.set_aliases(aliases or {})
         self._tell_envoy()
         for address in gone:
@@ -160,10 +159,10 @@ class PoolFeed:
             self._metrics.forget_endpoint(address)
         for address in new:
             self._metrics.requests.new_endpoint(address)
-        for endpoint in endpoints:
+        for endpoint in endpoints.values():
             self._metrics.requests.models.keep(endpoint.models)
         self._run_pollers(targets)
-        log.info("pool: %d endpoints, %d new, %d gone", len(specs), len(new), len(gone))
+        log.info("pool: %d endpoints, %d new, %d gone", len(endpoints), len(new), len(gone))
 
     def _target(self, address: str, spec: EndpointSpec) -> Target:
         peer = None if self._regions is None else self._regions.target(address)
@@ -172,7 +171,7 @@ class PoolFeed:
     def _tell_envoy(self) -> None:
         """Write for Envoy who answers: it may fall back to anyone whom it knows."""
         if self._eds is not None:
-            self._eds.set_pool([each for each in self._endpoints if self._answers(each)])
+            self._eds.set_pool([each for each in self._endpoints.values() if self._answers(each)])
 
     def _answers(self, endpoint: Endpoint) -> bool:
         return answers(self._scheduler.policy.roles(self._with_listed(endpoint)))
@@ -183,7 +182,7 @@ class PoolFeed:
         One whose models no other endpoint serves takes them at once: without it every request for them would
         be refused as one for an unknown model; Envoy answers 503 until it has read the file.
         """
-        eds, endpoints = self._eds, self._endpoints
+        eds, endpoints = self._eds, list(self._endpoints.values())
         if eds is not None:
             serving = [each for each in endpoints if eds.knows(each.address) and not each.draining]
             endpoints = [
@@ -200,15 +199,15 @@ class PoolFeed:
         """Send an endpoint requests for what its engine lists, by public names where the pool has some."""
         for _ in range(self._scheduler.filters.listed(address, names)):
             self._metrics.endpoint_event(address, "model-refused")
-        spec, known = self._specs.get(address), self._scheduler.datastore.member(address)
-        if spec and known and self._with_listed(spec.endpoint()).models != known[1].models:
+        endpoint, known = self._endpoints.get(address), self._scheduler.datastore.member(address)
+        if endpoint and known and self._with_listed(endpoint).models != known[1].models:
             self._offer()
         self._lists.changed(self._scheduler.filters.serves)
 
     def _told_role(self, slot: int, sample: EngineSample, now_s: float) -> None:  # noqa: ARG002 - a listener
         """Take an engine's word for its role, where the pool says none; a sample without one says nothing."""
         address, told = self._scheduler.datastore.address_of(slot) or "", sample.role
-        if told and address in self._specs and roles_of(told) != roles_of(self._roles.get(address, "")):
+        if told and address in self._endpoints and roles_of(told) != roles_of(self._roles.get(address, "")):
             self._roles[address] = told
             self._offer()
             self._tell_envoy()
@@ -226,13 +225,13 @@ class PoolFeed:
         return replace(endpoint, models=endpoint.models | further, adapters=endpoint.adapters | further)
 
     def _run_pollers(self, wanted: Mapping[str, Target]) -> None:
-        self._probes.spread(len(self._specs))
-        self._scrapes.spread(len(self._specs))
+        self._probes.spread(len(wanted))
+        self._scrapes.spread(len(wanted))
         for address in [a for a, target in self._pollers.items() if wanted.get(a) != target]:
-            del self._pollers[address]
-            self._lists.engines.pop(address, None)
-            # Of other names, or of none: what was found of these says nothing any more.
-            self._metrics.forget("epp_endpoint_model_mismatch", endpoint=address)
+            for endpoint in self._pollers.pop(address).endpoints:
+                self._lists.engines.pop(endpoint, None)
+                # Of other names, or of none: what was found of these says nothing any more.
+                self._metrics.forget("epp_endpoint_model_mismatch", endpoint=endpoint)
             self._tasks.cancel(_task_name(address))
         self._follow_tokens({target.bearer_token_file for target in wanted.values()} - {""})
         for address, target in wanted.items():
@@ -250,7 +249,7 @@ class PoolFeed:
                     on_models=self._listed,
                 )
                 if self._probe.interval_s and not target.ready_path:
-                    self._lists.engines[address] = poller.list_models
+                    self._lists.engines |= dict.fromkeys(target.endpoints, poller.list_models)
                 self._tasks.start(_task_name(address), poller.run())
                 self._pollers[address] = target
 
@@ -345,7 +344,8 @@ class EdsFile:
             for endpoint in self._endpoints
             if (address := self._resolver.resolved(endpoint.address)) is not None
         }
-        content = eds_content(hosts.values(), self._forwards)
+        by_address = {host.address: host for host in hosts.values()}  # of ranks one
+        content = eds_content(by_address.values(), self._forwards)
         try:
             if content != self._content:
                 await in_daemon_thread(replace_file, self._path, content)

@@ -1,9 +1,9 @@
 """Host names to the addresses that Envoy knows them by.
 
-Envoy resolves the host names of its cluster and from then on knows ``ip:port`` only, so that is what a pick
-has to name. Owns the last good answer for each name, and the look-ups under way: each name has one at a time,
-and none waits for another's. One host name is one replica here: of several addresses the first in order is
-used (IPv4 before IPv6, as Envoy prefers).
+Envoy resolves the host names of its cluster and from then on knows ``ip:port`` only, so that is what a
+decision has to name. Owns the last good answer for each name, and the look-ups under way: each name has one
+at a time, and none waits for another's. One host name is one replica here: of several addresses the first in
+order is used (IPv4 before IPv6, as Envoy prefers).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from epp.config.address import is_ip, join_address, split_address
 from epp.schedule.subset import hosts_of
+from epp.types import split_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -36,19 +37,22 @@ class Resolver:
         self._known: dict[str, str] = {}
         self._aliases: dict[str, str] = {}
         self._alias_hosts: Hosts = {}
+        self._ranks: frozenset[str] = frozenset()
         self._failing: set[str] = set()
         self._under_way: set[str] = set()
         self._wake = asyncio.Event()
-        #: Whether any endpoint is a host name, and whether any has further addresses.
+        #: Whether Envoy calls any endpoint otherwise than we, and whether any has further addresses.
         self.any_names = self.any_aliases = False
         #: Called when a name resolves to something else, and when it first does not, by name.
         self.on_change: dict[str, Callable[[], None]] = {}
 
-    def set_pool(self, addresses: Iterable[str]) -> None:
+    def set_pool(self, endpoints: Iterable[str]) -> None:
         """Set the endpoints of the pool; host names among them are resolved soon."""
-        wanted = {address: split_address(address) for address in addresses}
+        parts = {name: split_rank(name) for name in endpoints}
+        wanted = {address: split_address(address) for address, _ in parts.values()}
         self._names = {address: pair for address, pair in wanted.items() if not is_ip(pair[0])}
-        self.any_names = bool(self._names)
+        self._ranks = frozenset(name for name, (_, rank) in parts.items() if rank)
+        self.any_names = bool(self._names or self._ranks)
         self._known = {address: ip for address, ip in self._known.items() if address in self._names}
         self._failing &= self._names.keys()
         self._wake.set()
@@ -59,12 +63,14 @@ class Resolver:
         self.any_aliases = bool(aliases)
         self._alias_hosts = hosts_of(self._aliases)
 
-    def known_as(self, address: str) -> str:
-        """Name an endpoint as Envoy does: itself, or its address once its name is resolved."""
+    def known_as(self, endpoint: str) -> str:
+        """Name an endpoint as Envoy does: by its address, once its name is resolved by that."""
+        address, _ = split_rank(endpoint)
         return self._known.get(address, address)
 
-    def resolved(self, address: str) -> str | None:
+    def resolved(self, endpoint: str) -> str | None:
         """Return the address of an endpoint; None while its name has not been resolved."""
+        address, _ = split_rank(endpoint)
         return None if address in self._names and address not in self._known else self.known_as(address)
 
     @property
@@ -72,13 +78,16 @@ class Resolver:
         """Whether any name's first look-up is still under way."""
         return not self._names.keys() <= self._known.keys() | self._failing
 
-    def endpoint_of(self, upstream: str) -> str:
-        """Find the endpoint that Envoy calls ``upstream``; itself when it is neither name nor alias."""
-        if upstream in self._aliases:
-            return self._aliases[upstream]
-        if not self._known:
-            return upstream
-        return next((address for address, known in self._known.items() if known == upstream), upstream)
+    def endpoint_of(self, upstream: str, picked: str = "") -> str:
+        """Find the endpoint that Envoy calls ``upstream``; itself when it is neither name nor alias.
+
+        Of several ranks at its address that one has a request which the one picked would have, too.
+        """
+        known = self._aliases.get(upstream, upstream)
+        if self._known:
+            known = next((address for address, ip in self._known.items() if ip == known), known)
+        ranked = f"{known}@{split_rank(picked)[1]}"
+        return ranked if ranked in self._ranks else known
 
     def names_of(self, host: str, port: int | None) -> list[str]:
         """Find the endpoints whose names resolve to an address; on any port when ``port`` is None."""

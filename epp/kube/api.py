@@ -159,7 +159,10 @@ class KubeApi:
     """
 
     def __init__(self, settings: Kubernetes, around: Surroundings) -> None:
-        self._settings, self._around = settings, around
+        # Before the event loop runs: from a cold disk it takes seconds, which the loop would stand still for.
+        from kubernetes_asyncio.client.api_client import ApiClient  # noqa: PLC0415  # see the module
+
+        self._settings, self._around, self._make_client = settings, around, ApiClient
         self._client: Any = None
         self._opening = asyncio.Lock()
 
@@ -255,11 +258,9 @@ class KubeApi:
     async def _open(self) -> Any:
         async with self._opening:
             if self._client is None:
-                from kubernetes_asyncio.client.api_client import ApiClient  # noqa: PLC0415  # see the module
-
                 configuration = await load(self._settings, self._around)
                 try:
-                    client: Any = ApiClient(configuration)
+                    client: Any = self._make_client(configuration)
                 except (OSError, ValueError) as error:  # certificates that cannot be read
                     problem = f"cannot use the certificates: {error}"
                     raise KubeError(Reason.CREDENTIALS, problem) from error

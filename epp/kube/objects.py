@@ -6,9 +6,12 @@ decoded, so that one odd object costs itself and not the list. Never talks to a 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class _Object(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
@@ -112,11 +115,44 @@ class PoolRef(_Object, frozen=True):
     group: str = ""
 
 
+class Requirement(_Object, frozen=True):
+    """A condition on a label; `operator` is ``In``, ``NotIn``, ``Exists`` or ``DoesNotExist``."""
+
+    key: str
+    operator: str
+    values: list[str] | None = None
+
+    def holds(self, labels: Mapping[str, str]) -> bool:
+        """Tell whether an object with these labels meets it."""
+        there, values = self.key in labels, self.values or ()
+        return {
+            "In": there and labels[self.key] in values,
+            "NotIn": not there or labels[self.key] not in values,
+            "Exists": there,
+            "DoesNotExist": not there,
+        }.get(self.operator, False)
+
+
+class PoolSelector(_Object, frozen=True):
+    """Labels of the pools that an objective is for."""
+
+    match_labels: dict[str, str] | None = None
+    match_expressions: list[Requirement] | None = None
+
+    def selects(self, labels: Mapping[str, str]) -> bool:
+        """Tell whether it is for a pool with these labels."""
+        wanted, conditions = (self.match_labels or {}).items(), self.match_expressions or ()
+        met = wanted <= labels.items() and all(each.holds(labels) for each in conditions)
+        return bool(wanted or conditions) and met
+
+
 class ObjectiveSpec(_Object, frozen=True):
-    """`spec` of an InferenceObjective."""
+    """`spec` of an InferenceObjective: of v1 with several pools, of v1alpha2 with one."""
 
     priority: int | None = None
     pool_ref: PoolRef = PoolRef()
+    pool_refs: list[PoolRef] | None = None
+    pool_selector: PoolSelector | None = None
 
 
 class Objective(Named, frozen=True):

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from epp.config.address import is_ip, join_address, split_address
-from epp.config.pool import EndpointSpec, RoleName, Rtt, Tokens, misnamed
+from epp.config.pool import EndpointSpec, Ranks, RoleName, Rtt, Tokens, misnamed
 from epp.config.section import KvUrl, MetricsPath
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ _FIELDS: Mapping[str, Any] = {
     "server-name": str,
     "metrics-path": MetricsPath,
     "role": RoleName,
+    "ranks": Ranks,
     "kv-events": KvUrl,
     "kv-replay": KvUrl,
 }

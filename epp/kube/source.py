@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from epp.config.kubernetes import POOL_GROUP
-from epp.kube.objects import EndpointSlice, InferencePool, ModelRewrite, Named, Objective, Pod
+from epp.kube.objects import EndpointSlice, InferencePool, ModelRewrite, Named, Objective, Pod, PoolRef
 from epp.kube.problems import KubeError, Reason
 from epp.kube.reconcile import Discovered, Made, reconcile_pods, reconcile_slices
 from epp.kube.reflector import Reflector, Resource
 from epp.schedule.model_rules import ModelRules, Rule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from epp.config.kubernetes import Kubernetes
     from epp.kube.reflector import Tools
@@ -40,29 +40,37 @@ _GROUPS = {
     "llm-d.ai/v1alpha2": frozenset({Reason.NOT_FOUND}),
     "inference.networking.x-k8s.io/v1alpha2": frozenset({Reason.NOT_FOUND, Reason.FORBIDDEN}),
 }
+#: v1 of InferenceObjective, which may be installed and not served.
+_OBJECTIVES = {"llm-d.ai/v1": frozenset({Reason.NOT_FOUND, Reason.FORBIDDEN}), **_GROUPS}
 _SERVICE_LABEL = "kubernetes.io/service-name"
 
 
 _ForPool = TypeVar("_ForPool", Objective, ModelRewrite)
 
 
-def _ours(found: Iterable[_ForPool], settings: Kubernetes) -> Iterator[_ForPool]:
-    """Yield what is for our pool; a reference without a group means the pool of that name."""
-    for one in found:
-        if one.spec.pool_ref.name == settings.pool_name and one.spec.pool_ref.group in {"", POOL_GROUP}:
-            yield one
+def _is_ours(ref: PoolRef, settings: Kubernetes) -> bool:
+    """Tell whether our pool is meant; a reference without a group means the pool of that name."""
+    return ref.name == settings.pool_name and ref.group in {"", POOL_GROUP}
 
 
-def priorities(objectives: Iterable[Objective], settings: Kubernetes) -> Mapping[str, int]:
-    """Map our pool's objectives by name to their priority, 0 where none is stated."""
-    return {found.metadata.name: found.spec.priority or 0 for found in _ours(objectives, settings)}
+def priorities(
+    objectives: Iterable[Objective], settings: Kubernetes, labels: Mapping[str, str]
+) -> Mapping[str, int]:
+    """Map the objectives of our pool, which has these labels, by name to their priority, by default 0."""
+    found = {}
+    for one in objectives:
+        spec = one.spec
+        named = any(_is_ours(ref, settings) for ref in (spec.pool_ref, *(spec.pool_refs or ())))
+        if named or (spec.pool_selector is not None and spec.pool_selector.selects(labels)):
+            found[one.metadata.name] = spec.priority or 0
+    return found
 
 
 def model_rules(rewrites: Iterable[ModelRewrite], settings: Kubernetes) -> list[Rule]:
     """List the rules for our pool, those of the oldest rewrite first; names decide among equally old ones."""
     rules = []
     for rewrite in sorted(
-        _ours(rewrites, settings),
+        (one for one in rewrites if _is_ours(one.spec.pool_ref, settings)),
         key=lambda found: (found.metadata.creation_timestamp or "", found.metadata.name),
     ):
         for rule in rewrite.spec.rules:
@@ -109,7 +117,7 @@ class KubeSource:
         self._priorities: Mapping[str, int] = {}
         self._nodes = self._mirror("nodes", "/api/v1/nodes", Named, metadata_only=True)
         self._pool: Reflector[InferencePool] | None = None
-        #: In the order of `_GROUPS`.
+        #: In the order of `_OBJECTIVES` and `_GROUPS`.
         self._objectives: list[Reflector[Objective]] = []
         self._rewrites: list[Reflector[ModelRewrite]] = []
         self._members: Reflector[Pod] | None = None
@@ -119,8 +127,8 @@ class KubeSource:
             name = {"fieldSelector": f"metadata.name={settings.pool_name}"}
             path = self._collection(f"{POOL_GROUP}/v1", "inferencepools")
             self._pool = self._mirror("inferencepools", path, InferencePool, name)
-            self._objectives = self._optional("inferenceobjectives", Objective)
-            self._rewrites = self._optional("inferencemodelrewrites", ModelRewrite)
+            self._objectives = self._optional("inferenceobjectives", Objective, _OBJECTIVES)
+            self._rewrites = self._optional("inferencemodelrewrites", ModelRewrite, _GROUPS)
         if settings.selector:
             self._members = self._pods(settings.selector)
         if settings.service:
@@ -207,10 +215,12 @@ class KubeSource:
         resource = Resource(name, path, decode, params or {}, metadata_only=metadata_only, spared=spared)
         return Reflector(resource, self._tools, self._dirty.set, lambda error: self._advice(resource, error))
 
-    def _optional(self, plural: str, kind: type[Any]) -> list[Reflector[Any]]:
+    def _optional(
+        self, plural: str, kind: type[Any], groups: Mapping[str, frozenset[Reason]]
+    ) -> list[Reflector[Any]]:
         return [
             self._mirror(plural, self._collection(group, plural), kind, spared=spared)
-            for group, spared in _GROUPS.items()
+            for group, spared in groups.items()
         ]
 
     def _pods(self, selector: str) -> Reflector[Pod]:
@@ -222,7 +232,9 @@ class KubeSource:
             self._running[mirror] = self._group.create_task(mirror.run(), name=mirror.resource.name)
 
     def _reconcile(self) -> None:
-        self._priorities = priorities(_served(self._objectives), self._settings)
+        pool = self._pool_object()
+        labels = (pool and pool.metadata.labels) or {}
+        self._priorities = priorities(_served(self._objectives), self._settings, labels)
         rules = model_rules(_served(self._rewrites), self._settings)
         if rules != self._rules:
             self._rules = rules

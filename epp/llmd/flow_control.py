@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 
     from epp.llmd.picker_config import FlowControl, PriorityBand
 
+#: Policy -> what differs here.
+DIFFERS = {
+    "program-aware-fairness": "tokens count when a request is sent, those of the answer as expected",
+    "round-robin-fairness-policy": "in a round, requests without x-llm-d-inference-fairness-id come first",
+    "slo-deadline-ordering-policy": "nobody is dropped for a deadline",
+}
 #: What no time to live means here: Envoy is asked for so much.
 _A_DAY_S = 86_400.0
 
@@ -25,6 +31,14 @@ def said_by(kind: str, parameters: dict[str, Any]) -> dict[str, Any]:
     name, _, key = kind.removesuffix("-policy").rpartition("-")
     key, name = (key, name) if key in ("fairness", "ordering") else ("policy", f"{name}-{key}")
     return {**parameters, key: name}
+
+
+def notes_on(flow: FlowControl) -> list[str]:
+    """Tell what of a section means something else here."""
+    bands = (flow, flow.default_priority_band, flow.default_negative_priority_band, *flow.priority_bands)
+    bound = any(each is not None and (each.max_requests or each.max_bytes) for each in bands)
+    words = "flowControl maxRequests, maxBytes: a request that need not wait is never refused by them"
+    return [words] if bound else []
 
 
 def queue_of(flow: FlowControl, made: Mapping[str, Any]) -> dict[str, Any]:

@@ -85,6 +85,7 @@ STAND_INS = {
 PICKERS = frozenset(get_args(Picker))
 #: Bytes a token is taken for where a block's size is given in tokens; llm-d's estimate (source [E]).
 BYTES_PER_TOKEN = 4
+APPROXIMATE = "approx-prefix-cache-producer"
 KV_SOURCE = "kv_source_min_tokens"
 BY_HEADER = "header-profile-handler"
 GPU_SOURCE = "dcgm-data-source"
@@ -160,27 +161,31 @@ class _Picker(Parameters, frozen=True):
     max_num_of_endpoints: Annotated[int, msgspec.Meta(le=17)] = 1
 
 
-class Prefix(Parameters, frozen=True):
-    """Of the scorer and of the approximate index; blocks are of 64 tokens at least, as in llm-d."""
+class PrefixIndex(Parameters, frozen=True):
+    """Of an approximate index; blocks are of 64 tokens at least, as in llm-d."""
 
-    unread = "maxPrefixBlocksToMatch maxPrefixTokensToMatch prefixMatchInfoProducerName"
+    unread = "maxPrefixBlocksToMatch maxPrefixTokensToMatch"
     auto_tune: bool = True
-    match_length_weight: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
-    match_length_scale_tokens: Annotated[int, msgspec.Meta(ge=1)] = 8192
     block_size_tokens: _Count = 0
     #: What `block_size_tokens` was called, which wins.
     block_size: _Count = 0
     lru_capacity_per_server: _Count = 0
 
-    def put(self, meaning: Meaning) -> None:
-        """Size the blocks and the capacity of the index."""
-        stated = self.block_size_tokens or self.block_size
-        block_tokens = max(stated, 64)
-        if stated:
-            meaning.put("prefix", block_bytes=min(block_tokens * BYTES_PER_TOKEN, 65536))
-        blocks = self.lru_capacity_per_server or (0 if self.auto_tune else _LRU_BLOCKS)
-        if blocks:
-            meaning.put("prefix", capacity_tokens=blocks * block_tokens)
+    @property
+    def _block_tokens(self) -> int:
+        return max(self.block_size_tokens or self.block_size, 64)
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Return what an endpoint's cache holds, unless an engine tells."""
+        return (self.lru_capacity_per_server or _LRU_BLOCKS) * self._block_tokens
+
+    def size(self, meaning: Meaning) -> None:
+        """Size the blocks and the capacity of the picker's index."""
+        if self.block_size_tokens or self.block_size:
+            meaning.put("prefix", block_bytes=min(self._block_tokens * BYTES_PER_TOKEN, 65536))
+        if self.lru_capacity_per_server or not self.auto_tune:
+            meaning.put("prefix", capacity_tokens=self.capacity_tokens)
         if not self.auto_tune:
             meaning.put("prefix", capacity_stated=True)
         elif self.lru_capacity_per_server:
@@ -188,11 +193,24 @@ class Prefix(Parameters, frozen=True):
                 "lruCapacityPerServer: holds until an engine reports the size of its KV cache"
             )
 
+
+class Prefix(PrefixIndex, frozen=True):
+    """Of the scorer, which had an index of its own."""
+
+    match_length_weight: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    match_length_scale_tokens: Annotated[int, msgspec.Meta(ge=1)] = 8192
+    prefix_match_info_producer_name: str = ""
+
+    def put(self, meaning: Meaning) -> None:
+        """Size the picker's index."""
+        self.size(meaning)
+
     def scorer(self) -> PrefixScorer:
         """Return what scores by it in a profile."""
         return PrefixScorer(
             match_length_weight=self.match_length_weight,
             match_length_scale_tokens=self.match_length_scale_tokens,
+            prefix_match_info_producer_name=self.prefix_match_info_producer_name,
         )
 
 
@@ -219,7 +237,7 @@ class _Indexer(msgspec.Struct, frozen=True):
     )
 
 
-class _Precise(Parameters, frozen=True):
+class PreciseIndex(Parameters, frozen=True):
     """Of the index of what engines tell; a tier that is not named weighs 1, as in llm-d."""
 
     unread = "tokenProcessorConfig speculativeIndexing speculativeTTL"
@@ -227,6 +245,7 @@ class _Precise(Parameters, frozen=True):
     indexer_config: _Indexer = _Indexer()
 
     def put(self, meaning: Meaning) -> None:
+        """Say where engines tell events."""
         events, pods = self.kv_events_config, self.kv_events_config.pod_discovery_config
         weights = {tier.name.lower(): tier.weight for tier in self.indexer_config.tiers}
         told: dict[str, Any] = {
@@ -248,14 +267,17 @@ class _Precise(Parameters, frozen=True):
         )
 
 
-class _PreciseScorer(_Precise, frozen=True):
+class PreciseScorer(PreciseIndex, frozen=True):
     """The deprecated scorer with an index of its own."""
 
-    unread = f"{_Precise.unread} {Prefix.unread} autoTune lruCapacityPerServer blockSize blockSizeTokens"
+    unread = (
+        f"{PreciseIndex.unread} {PrefixIndex.unread} autoTune lruCapacityPerServer blockSize blockSizeTokens"
+        " prefixMatchInfoProducerName"
+    )
 
     def scorer(self) -> PrefixScorer:
         """Return what scores by it in a profile."""
-        return PrefixScorer()
+        return PrefixScorer(precise=True)
 
 
 class _InFlight(Parameters, frozen=True):
@@ -484,8 +506,8 @@ KINDS: Mapping[str, type[msgspec.Struct]] = {
     **_kinds(Scorers),
     **_kinds(Deciders),
     "prefix-cache-scorer": Prefix,
-    "precise-prefix-cache-scorer": _PreciseScorer,
-    "precise-prefix-cache-producer": _Precise,
+    "precise-prefix-cache-scorer": PreciseScorer,
+    "precise-prefix-cache-producer": PreciseIndex,
     **dict.fromkeys(PICKERS, _Picker),
     "single-profile-handler": Parameters,
     BY_HEADER: _ByHeader,
@@ -495,7 +517,7 @@ KINDS: Mapping[str, type[msgspec.Struct]] = {
     "mm-embeddings-cache-producer": MediaCache,
     "file-discovery": _FileDiscovery,
     "session-id-producer": SessionId,
-    "approx-prefix-cache-producer": Prefix,
+    APPROXIMATE: PrefixIndex,
     "token-producer": _TokenProducer,
     "tokenizer": _TokenProducer,
     "inflight-load-producer": _InFlight,
@@ -512,6 +534,11 @@ KINDS: Mapping[str, type[msgspec.Struct]] = {
 }
 
 _MATCHED = "prompts are matched to their end"
+_ONE_INDEX = "the picker's own prefix index is read, whatever its name"
+_READ_ONE_INDEX = (
+    "inflight-load-producer p2p-source-producer predicted-latency-producer pd-profile-handler"
+    " precise-prefix-cache-scorer"
+)
 _BY_METRICS = "an engine is recognised by the names of its metrics"
 #: Parameters, of one plugin or any, that are accepted, and the warning that says what they mean here.
 NOTED = {
@@ -525,7 +552,7 @@ NOTED = {
     "speculativeTTL": "what is sent counts for 2 s after its first token",
     "maxPrefixBlocksToMatch": _MATCHED,
     "maxPrefixTokensToMatch": _MATCHED,
-    "prefixMatchInfoProducerName": "there is one prefix index, whatever it is called",
+    **dict.fromkeys((f"{kind} prefixMatchInfoProducerName" for kind in _READ_ONE_INDEX.split()), _ONE_INDEX),
     "estimate": "tokens are estimated from bytes, by a ratio for each model",
     "evictionTtlSeconds": "the 10,000 flows that were served last are remembered",
     "engineLabelKey": _BY_METRICS,

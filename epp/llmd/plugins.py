@@ -18,9 +18,10 @@ from epp.config.renamed import rename_keys
 from epp.config.strict import convert
 from epp.errors import ConfigError, gather, raise_all
 from epp.llmd.flags import duration_s
-from epp.llmd.flow_control import queue_of, said_by
+from epp.llmd.flow_control import DIFFERS, notes_on, queue_of, said_by
 from epp.llmd.parameters import (
     ALTERNATIVES,
+    APPROXIMATE,
     BY_HEADER,
     FLOW_CONTROL,
     JOINT,
@@ -35,12 +36,16 @@ from epp.llmd.parameters import (
     Meaning,
     MediaCache,
     Parameters,
+    PreciseIndex,
+    PreciseScorer,
     Prefix,
+    PrefixIndex,
     SessionId,
 )
 from epp.llmd.picker_config import FlowControl, Profile, Reference
 from epp.llmd.policies.filters import (
     Admitter,
+    AffinityFilter,
     ConcurrencyDetector,
     RolloutScreener,
     TopologyFilter,
@@ -48,7 +53,7 @@ from epp.llmd.policies.filters import (
 )
 from epp.llmd.policies.plugins import Attribute, Bound, Filter, Scorer, SessionSource
 from epp.llmd.policies.profile import LlmDProfile, LlmDProfiles
-from epp.llmd.policies.scorers import MediaScorer, TopologyScorer
+from epp.llmd.policies.scorers import MediaScorer, PrefixScorer, TopologyScorer
 from epp.llmd.policies.stages import Always, Decider, LlmDStages, Uncached
 from epp.policies.gorgo_ms import GorgoMs
 from epp.policies.registry import POLICIES
@@ -109,6 +114,8 @@ def meaning_of(config: EndpointPickerConfig, source: str) -> Meaning:
             made[plugin.known_as] = _plugin(plugin, f"plugins[{position}]", source, meaning)
         if kind in FLOW_CONTROL and not queued:
             meaning.warnings.append(f"{kind}: without effect, as in llm-d without its feature gate")
+        elif kind in DIFFERS:
+            meaning.warnings.append(f"{kind}: {DIFFERS[kind]}")
     for instead, kinds in refused.items():
         problem = f"no counterpart here: {', '.join(dict.fromkeys(kinds))}"
         errors.append(ConfigError(source, "plugins", problem, instead))
@@ -120,6 +127,7 @@ def meaning_of(config: EndpointPickerConfig, source: str) -> Meaning:
     if queued:
         try:
             meaning.put("queue", **queue_of(config.flow_control, made))
+            meaning.warnings += notes_on(config.flow_control)
         except ValueError as error:
             errors.append(ConfigError(source, "flowControl", str(error)))
     raise_all(errors)
@@ -127,10 +135,13 @@ def meaning_of(config: EndpointPickerConfig, source: str) -> Meaning:
         meaning.put("policy", **default_meaning().sections["policy"])
         return meaning
     _detect(config, made, meaning)
+    made |= _indexes(made, meaning)
     made |= {
         name: _with_headers(part, config, made) for name, part in made.items() if isinstance(part, Bound)
     }
     for name, part in made.items():
+        if isinstance(part, PreciseScorer):
+            made[name] = part.scorer()
         if isinstance(part, MediaScorer):
             cache = made.get(part.producer_name or "mm-embeddings-cache-producer")
             made[name] = replace(part, cache_mib=cache.cache_mib if isinstance(cache, MediaCache) else 0)
@@ -314,20 +325,47 @@ def _detect(config: EndpointPickerConfig, made: Mapping[str, object], meaning: M
                 meaning.put("saturation", pending_tokens=found.max_token_concurrency)
 
 
+def _indexes(made: Mapping[str, object], meaning: Meaning) -> dict[str, PrefixScorer | AffinityFilter]:
+    """Size the picker's index by one producer, and give an index of its own to who reads another.
+
+    The picker's is that of engines' events where somebody reads it, else the first that engines size.
+    """
+    readers = {
+        name: part.scorer() if isinstance(part, Prefix) else part
+        for name, part in made.items()
+        if isinstance(part, Prefix | AffinityFilter)
+    }
+    asked = [part.prefix_match_info_producer_name or APPROXIMATE for part in readers.values()]
+    there = [name for name, part in made.items() if type(part) is PrefixIndex]
+    read = {name: made.get(name, PrefixIndex()) for name in dict.fromkeys(asked or there)}
+    names = sorted(read, key=lambda name: (not isinstance(read[name], PreciseIndex), not _tunes(read[name])))
+    for number, name in enumerate(names):
+        found = read[name]
+        if number == 0 and isinstance(found, PrefixIndex) and name in made:
+            found.size(meaning)
+        elif number and _tunes(found):
+            first = names[0]
+            meaning.warnings.append(f"{name} autoTune: engines tell the size of {first}'s index alone")
+    changed = {}
+    for (name, part), index in zip(readers.items(), asked, strict=True):
+        found = read[index]
+        own = found.capacity_tokens if isinstance(found, PrefixIndex) and index != names[0] else 0
+        changed[name] = replace(part, index_tokens=own, precise=isinstance(found, PreciseIndex))
+    return changed
+
+
+def _tunes(found: object) -> bool:
+    return isinstance(found, PrefixIndex) and found.auto_tune
+
+
 #: A plugin of a profile: as configured, its parameters, its weight.
 _Entry = tuple["Plugin", Any, float | None]
 
 
 def _policy(entries: list[_Entry], key: str, source: str, meaning: Meaning, *, several: bool) -> None:
     ours = [(plugin, weight) for plugin, _, weight in entries if plugin.type in POLICIES]
-    scorers = [entry for entry in entries if isinstance(entry[1], Scorer | Prefix)]
+    scorers = [entry for entry in entries if isinstance(entry[1], Scorer)]
     filters = {plugin.known_as: part for plugin, part, _ in entries if isinstance(part, Filter)}
-    others = False
-    for name, part in filters.items():
-        by_label = type(part).admits is not Filter.admits
-        if by_label and others:
-            meaning.warnings.append(f"{name}: asked for before the filters that stand before it")
-        others |= not by_label
     filters = {**meaning.screeners, **filters}
     pickers = {plugin.type: part for plugin, part, _ in entries if plugin.type in PICKERS}
     if len(pickers) > 1 or len({plugin.known_as for plugin, _, _ in scorers}) < len(scorers):
@@ -363,6 +401,8 @@ def _policy(entries: list[_Entry], key: str, source: str, meaning: Meaning, *, s
                 SCORERS[plugin.type]: 1.0 if weight is None else weight for plugin, _, weight in scorers
             }
             meaning.put("policy", name="llm-d", weights={**dict.fromkeys(SCORERS.values(), 0.0), **weights})
+            if any(isinstance(part, PrefixScorer) and part.precise for _, part, _ in scorers):
+                meaning.put("policy", params={"blocks": False})
 
 
 def _our_policy(policy: Plugin, weight: float | None, key: str, source: str, meaning: Meaning) -> None:
@@ -382,16 +422,14 @@ def _usual(scorers: list[_Entry]) -> bool:
     return (
         kinds.keys() <= SCORERS.keys()
         and len(kinds) == len(scorers)
-        and not (prefix and prefix.match_length_weight)
+        and not (prefix and (prefix.match_length_weight or prefix.index_tokens))
         and all(weight is None or 0.0 <= weight <= _LARGEST_WEIGHT for _, _, weight in scorers)
     )
 
 
 def _profile(filters: Mapping[str, Filter], scorers: list[_Entry], picker: str, meaning: Meaning) -> None:
     """Say the profile plugin by plugin, by the names that the file has for them."""
-    parts = {
-        plugin.known_as: part.scorer() if isinstance(part, Prefix) else part for plugin, part, _ in scorers
-    }
+    parts = {plugin.known_as: part for plugin, part, _ in scorers}
     params = {**meaning.profile, "filters": filters, "scorers": parts, "picker": picker}
     weights = {plugin.known_as: 1.0 if weight is None else weight for plugin, _, weight in scorers}
     meaning.put("policy", name=LlmDProfile.name, params={**params, "scorer_weights": weights})

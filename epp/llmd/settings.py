@@ -84,6 +84,7 @@ def translate(
             "subset_hint": not flags["disable-endpoint-subset-filter"],
             "emit_scores": flags["emit-endpoint-scores"],
             "errors": "llm-d",
+            "old_metric_names": True,
         },
         "request": {"model_wait_s": 0.1},  # no more than any Envoy waits
         "tracing": "tracing" in flags.given and flags["tracing"],

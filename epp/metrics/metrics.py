@@ -17,14 +17,16 @@ import asyncio
 import math
 import threading
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from epp import __version__
 from epp.config.address import split_address
 from epp.llmd.words import BROKEN, CODE_NAMES
+from epp.metrics.old_names import OLD_NAMES, OldName
 from epp.schedule.decision import FIRST_ERROR, Source
+from epp.types import Role, split_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from epp.console.history import History
     from epp.extproc.types import HttpRequest
     from epp.schedule.decision import Basis, Decision, Outcome
-    from epp.types import RequestInfo
+    from epp.types import RequestInfo, Snapshot
 
     #: Label values and value of each series.
     Samples = Iterable[tuple[tuple[str, ...], float]]
@@ -54,6 +56,13 @@ _HISTOGRAMS = (
     "size_bytes", "duration_seconds", "input_tokens", "output_tokens", "cached_tokens", "ntpot_seconds",
     "streaming_tpot_seconds", "streaming_itl_seconds",
 )  # fmt: skip
+#: llm-d's types of the plugins that its metrics name, whatever a configuration calls them.
+_MEDIA = "mm-embeddings-cache-producer"
+_PREDICTED, _DISAGGREGATED = "predicted-latency-producer", "disagg-profile-handler"
+_PAIRED = "pd-profile-handler"
+#: llm-d's estimate of a token's length, by which it tells hits in bytes.
+_TOKEN_BYTES = 4.0
+_SLOS = ("ttft", "tpot")
 _ATTEMPTS = "llm_d_epp_scheduler_attempts_total"
 
 _IN_LABELS = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
@@ -209,11 +218,12 @@ class _Route:
 
     def __init__(self, metrics: Metrics, model: str, target: str, priority: str) -> None:
         labels = self._labels = (model, target, FAIRNESS_ID, priority)
-        self._metrics, self.model = metrics, model
+        self._metrics, self.model, self.models = metrics, model, (model, target)
         self.total = metrics.value(_NAME("total"), *labels)
         self.running = metrics.value(_NAME("running"), *labels)
         self.seen = {name: metrics.histogram(_NAME(name), *labels) for name in _HISTOGRAMS}
         self.ttft = [metrics.histogram(_NAME("ttft_seconds"), *labels, kind) for kind in ("false", "true")]
+        self.answered = metrics.histogram("llm_d_epp_response_size_bytes", *labels)
         self.attempts: dict[str, Value] = {}
 
     def error(self, code: str) -> None:
@@ -222,10 +232,130 @@ class _Route:
     def attempt(self, endpoint: str) -> None:
         child = self.attempts.get(endpoint)
         if child is None:
-            host, port = split_address(endpoint)
+            host, port = split_address(split_rank(endpoint)[0])
             child = self._metrics.value(_ATTEMPTS, "success", self._labels[1], host, "", str(port))
             self.attempts[endpoint] = child
         child.value += 1.0
+
+
+class _Model(NamedTuple):
+    """Series of one model."""
+
+    ttft: Histogram
+    tpot: Histogram
+    labels: tuple[str, str, str, str]
+
+
+class Promise(NamedTuple):
+    """What was predicted of a request, and what it asked for.
+
+    Attributes:
+        model: its series.
+        slos_s: its objectives of time to first token and time per token, NaN where it has none.
+    """
+
+    model: _Model
+    slos_s: tuple[float, float]
+
+
+class PluginMetrics:
+    """Counts what llm-d's plugins count, of requests that policies of ours decide in their place.
+
+    Args:
+        metrics: counted into.
+    """
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._hit_bytes = metrics.histogram(
+            "llm_d_epp_prefix_indexer_hit_bytes", "prefix-index", "prefix-index"
+        )
+        lookups = "llm_d_epp_kv_cache_index_{}_total".format
+        self._lookups = metrics.value(lookups("lookup_requests"))
+        self._best = [metrics.value(lookups(name)) for name in ("lookup_hits", "max_pod_hit_count")]
+        self._models: dict[tuple[str, str], _Model] = {}
+        self._stages: dict[tuple[str, str], Value] = {}
+
+    def decided(self, decision: Decision, labels: tuple[str, str]) -> Promise:
+        """Count a decision for a request of a model and what that was rewritten to."""
+        request, snapshot, chosen = decision.request, decision.snapshot, decision.chosen
+        if request.block_tokens and request.prompt_tokens:
+            self._hit_bytes.observe(snapshot.cached_tokens.item(chosen) * _TOKEN_BYTES)
+            self._lookups.value += 1.0
+            for best in self._best:
+                best.value += snapshot.cached_tokens.max().item() // request.block_tokens
+        if snapshot.workers:
+            self._parted(decision, labels[1] or "unknown")
+        if request.media:
+            self._media(snapshot, len(request.media))
+        model = self._models.get(labels) or self._model(labels)
+        expected = decision.legs[-1].expected
+        if request.prompt_tokens:
+            model.ttft.observe(expected.first_token_s)
+            self._last(model, "predicted_ttft", expected.first_token_s)
+            if (more := request.expected_output_tokens / request.sequences - 1.0) > 0.0:
+                tpot_s = (expected.end_s - expected.first_token_s) / more
+                model.tpot.observe(tpot_s)
+                self._last(model, "predicted_tpot", tpot_s)
+        return Promise(model, (_slo_s(snapshot, "ttft", chosen), _slo_s(snapshot, "tpot", chosen)))
+
+    def ended(self, promise: Promise, outcome: Outcome) -> None:
+        """Count the end of a request whose first token was seen."""
+        more = (outcome.usage.completion_tokens or 0) - 1
+        tpot_s = (outcome.e2e_ms - outcome.ttft_ms) / 1e3 / more if more > 0 else math.nan
+        for what, took_s, slo_s in zip(_SLOS, (outcome.ttft_ms / 1e3, tpot_s), promise.slos_s, strict=True):
+            if math.isnan(took_s):
+                continue
+            self._last(promise.model, what, took_s)
+            if not math.isnan(slo_s):
+                self._last(promise.model, f"{what}_slo_violation", float(took_s > slo_s))
+                violated = self._metrics.value(
+                    "llm_d_epp_request_slo_violation_total", *promise.model.labels, what
+                )
+                violated.value += took_s > slo_s
+
+    def _model(self, labels: tuple[str, str]) -> _Model:
+        all_labels = _PREDICTED, _PREDICTED, *labels
+        ttft, tpot = (
+            self._metrics.histogram(f"llm_d_epp_request_predicted_{what}_seconds", *all_labels)
+            for what in _SLOS
+        )
+        model = self._models[labels] = _Model(ttft, tpot, all_labels)
+        return model
+
+    def _last(self, model: _Model, what: str, value: float) -> None:
+        self._metrics.value("llm_d_epp_inference_request_metric", *model.labels, what).value = value
+
+    def _parted(self, decision: Decision, model: str) -> None:
+        """Count who does what of a request; llm-d's handler of pairs knows no stage of media."""
+        roles = {leg.role for leg in decision.legs}
+        prefills = "prefill-decode" if Role.PREFILL in roles else "decode-only"
+        kind = {
+            (True, True): "encode-prefill-decode",
+            (True, False): "encode-decode",
+        }.get((Role.ENCODE in roles, Role.PREFILL in roles), prefills)
+        for name, plugin, how in (("disagg", _DISAGGREGATED, kind), ("pd", _PAIRED, prefills)):
+            self._metrics.value(f"llm_d_epp_{name}_decision_total", plugin, plugin, model, how).inc()
+
+    def _media(self, snapshot: Snapshot, asked: int) -> None:
+        """Count the media that a request names, and those of them that each candidate is known to hold."""
+        column = next((name for name in snapshot.extra if name.startswith("media:")), None)
+        if column is None:
+            return
+        self._metrics.value("llm_d_epp_encoder_cache_queries_total", _MEDIA, _MEDIA, "").value += asked
+        shares = self._metrics.histogram("llm_d_epp_encoder_cache_hit_ratio", _MEDIA, _MEDIA)
+        for endpoint, share in zip(snapshot.endpoints, snapshot.extra[column].tolist(), strict=True):
+            shares.observe(share)
+            if share:
+                labels = _MEDIA, _MEDIA, endpoint, ""
+                self._metrics.value("llm_d_epp_encoder_cache_hits_total", *labels).value += share * asked
+
+
+def _slo_s(snapshot: Snapshot, what: str, chosen: int) -> float:
+    """Return an objective, NaN where no plugin reads it, or the request has none."""
+    told = snapshot.extra.get(f"{what}_slo_ms")
+    slo_ms = 0.0 if told is None else float(told[chosen])
+    return slo_ms / 1e3 if slo_ms > 0.0 else math.nan
 
 
 @dataclass(slots=True)
@@ -236,6 +366,7 @@ class _Open:
     prompt_tokens: int
     cached_tokens: float
     ttft_ms: float
+    promise: Promise
 
 
 class RequestMetrics:
@@ -256,9 +387,11 @@ class RequestMetrics:
         self._decisions: dict[tuple[str, Basis, str], Value] = {}
         self._outcomes: dict[str, dict[tuple[str, int | None], Value]] = {GONE: {}}
         self._open: dict[str, _Open] = {}
+        self._plugins = PluginMetrics(metrics)
         #: Keeps the last hour for the live page; None where there is no page.
         self.history: History | None = None
         self._hit = metrics.histogram("llm_d_epp_prefix_indexer_hit_ratio", "prefix-index", "prefix-index")
+        self._schedule = metrics.histogram("llm_d_epp_scheduler_e2e_duration_seconds")
         self._ttft_ratio = metrics.histogram("epp_ttft_prediction_ratio")
         kinds = ("prompt", "expected", "reported")
         self._cache_tokens = [metrics.value("epp_cache_tokens_total", kind) for kind in kinds]
@@ -285,10 +418,18 @@ class RequestMetrics:
         if endpoint not in self._outcomes:
             self._outcomes[endpoint] = {}
         ttft_ms = decision.legs[-1].expected.first_token_s * 1e3 if tokens else math.nan
-        self._open[decision.id] = _Open(route, endpoint, request.stream, tokens, cached, ttft_ms)
+        promise = self._plugins.decided(decision, route.models)
+        self._open[decision.id] = _Open(route, endpoint, request.stream, tokens, cached, ttft_ms, promise)
+
+    def scheduled(self, decision: Decision, took_s: float) -> None:
+        """Count the time that a decision took."""
+        self._schedule.observe(took_s)
+        policy = decision.policy
+        name = "llm_d_epp_plugin_duration_seconds"
+        self._metrics.histogram(name, "Schedule", policy, policy).observe(took_s)
 
     def seen(self, request: HttpRequest, *, observing: bool) -> None:
-        """Count what was seen of the body of a request to be picked."""
+        """Count what was seen of the body of a request to be decided."""
         if request.body is None:
             seen = "none" if request.whole else "unread"
         else:
@@ -319,6 +460,8 @@ class RequestMetrics:
         route.running.value -= 1.0
         if outcome.sources.get("e2e_ms") is not Source.PREDICTED:
             route.seen["duration_seconds"].observe(outcome.e2e_ms / 1e3)
+        if outcome.response_bytes is not None:
+            route.answered.observe(outcome.response_bytes)
         where = outcome.where
         children = self._outcomes.get(where)
         if children is None:
@@ -344,6 +487,7 @@ class RequestMetrics:
             return
         route, answer = entry.route, outcome.usage.completion_tokens
         route.ttft[entry.streamed].observe(ttft_ms / 1e3)
+        self._plugins.ended(entry.promise, outcome)
         if answer:
             route.seen["ntpot_seconds"].observe(outcome.e2e_ms / 1e3 / answer)
             if entry.streamed and answer > 1:
@@ -388,7 +532,7 @@ class RequestMetrics:
     def forget_endpoint(self, address: str) -> None:
         """Drop the series of an endpoint that left."""
         self._outcomes.pop(address, None)
-        host, port = split_address(address)
+        host, port = split_address(split_rank(address)[0])
         for route in self._routes.values():
             if route.attempts.pop(address, None) is not None:
                 self._metrics.forget(_ATTEMPTS, endpoint_name=host, port=str(port))
@@ -434,10 +578,11 @@ class Metrics:
 
     Args:
         table: what the metrics are.
+        old_names: whether llm-d's old names stand beside the new ones.
     """
 
-    def __init__(self, table: Iterable[Row]) -> None:
-        self._table = tuple(table)
+    def __init__(self, table: Iterable[Row], *, old_names: bool = False) -> None:
+        self._table, self._old_names = tuple(table), OLD_NAMES if old_names else {}
         self._families = {row.name: Family(row) for row in self._table if row.read is None}
         self._sources: dict[str, Any] = {}
         #: Receivers of reports by name, each with its counts.
@@ -457,6 +602,10 @@ class Metrics:
         """Return a histogram's series."""
         found: Histogram = self._families[name].child(labels)
         return found
+
+    def series(self, name: str) -> Iterable[tuple[tuple[str, ...], Any]]:
+        """Return label values and value of each series of a metric that is counted."""
+        return self._families[name].series.items()
 
     def forget(self, name: str, **labels: str) -> None:
         """Drop a metric's series with these labels."""
@@ -490,8 +639,8 @@ class Metrics:
     def forget_endpoint(self, address: str) -> None:
         """Drop the series of an endpoint that left."""
         for family in self._families.values():
-            if "endpoint" in family.row.labels:
-                family.forget(endpoint=address)
+            for label in {"endpoint", "pod"}.intersection(family.row.labels):
+                family.forget(**{label: address})
         self.requests.forget_endpoint(address)
 
     async def page(self) -> bytes:
@@ -505,11 +654,42 @@ class Metrics:
     def pieces(self) -> Iterator[str]:
         """Write the page a metric at a time."""
         for row in self._table:
-            if row.read is None:
-                series = self._families[row.name].series
-                yield _head(row) + (_histograms(row, series) if row.bounds else _lines(row, _values(series)))
-            elif row.source in self._sources:
-                yield _head(row) + _lines(row, row.read(self._sources[row.source]))
+            old = self._old_names.get(row.name)
+            if row.read is None and row.bounds:
+                histograms = self._families[row.name].series
+                yield _head(row) + _histograms(row, histograms)
+                if old is not None:
+                    then = _then(row, old)
+                    yield _head(then) + _histograms(then, _merged(row, old, histograms.items(), _add))
+            elif row.read is None or row.source in self._sources:
+                samples = [*(_values(self._families[row.name].series) if row.read is None
+                             else row.read(self._sources[row.source]))]  # fmt: skip
+                yield _head(row) + _lines(row, samples)
+                if old is not None:
+                    then = _then(row, old)
+                    yield _head(then) + _lines(then, _merged(row, old, samples, float.__add__).items())
+
+
+def _then(row: Row, old: OldName) -> Row:
+    """Return a metric as it was called."""
+    return replace(row, name=old.name, labels=old.labels, text=f"The old name of {row.name}.")
+
+
+def _merged(row: Row, old: OldName, series: Iterable[tuple[tuple[str, ...], Any]], add: Any) -> Any:
+    """Sum the series that differ in labels alone that there were not."""
+    found: dict[tuple[str, ...], Any] = {}
+    places = [row.labels.index(source) for source in old.sources]
+    for labels, child in series:
+        left = tuple(labels[place] for place in places)
+        found[left] = add(found[left], child) if left in found else child
+    return found
+
+
+def _add(one: Histogram, other: Histogram) -> Histogram:
+    added = Histogram(one.bounds)
+    added.counts = [a + b for a, b in zip(one.counts, other.counts, strict=True)]
+    added.sum = one.sum + other.sum
+    return added
 
 
 def _values(series: dict[tuple[str, ...], Value]) -> Samples:

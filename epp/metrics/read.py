@@ -6,6 +6,7 @@ Each function is one row's ``read`` in `epp.metrics.table`. Milliseconds are sho
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from epp.cluster.link import Link
     from epp.feeds.learned import ModelFeed, Shadow
-    from epp.metrics.metrics import Samples
+    from epp.metrics.metrics import Metrics, Samples
     from epp.regions.link import RegionLink
     from epp.request.response_sampling import Sampler
     from epp.request.tokenizers import ServedTokenizers
@@ -119,6 +120,29 @@ def total_fill(at: int) -> Callable[[QueueState], Samples]:
     return read
 
 
+def waits_by_flow(metrics: Metrics) -> dict[str, float]:
+    """Return the mean wait of each flow's requests that were let go, in seconds."""
+    counts, sums = defaultdict[str, float](float), defaultdict[str, float](float)
+    name = "llm_d_epp_flow_control_request_queue_duration_seconds"
+    for labels, waited in metrics.series(name):
+        if labels[-1] == "Dispatched":
+            counts[labels[0]] += sum(waited.counts)
+            sums[labels[0]] += waited.sum
+    return {flow: sums[flow] / count for flow, count in counts.items() if count}
+
+
+def attained(state: QueueState) -> Samples:
+    """Read what each program was served of late, as the fairness between programs weighs it."""
+    return [((flow,), tokens) for flow, tokens in state.binding.queue.attained(state.mono_s()).items()]
+
+
+def jains_index(metrics: Metrics) -> Samples:
+    """Read how equal the mean waits of programs are."""
+    waits = [*waits_by_flow(metrics).values()]
+    squares = len(waits) * sum(wait_s * wait_s for wait_s in waits)
+    return [((), sum(waits) ** 2 / squares)] if squares else []
+
+
 def of_programs(how: Callable[[QueueState, ProgramGate], Samples]) -> Callable[[QueueState], Samples]:
     """Read what holds turns of agents; nothing where nothing does."""
 
@@ -192,7 +216,7 @@ def queues(state: PickerState) -> Samples:
 
 
 def ready(state: PickerState) -> Samples:
-    """Count the endpoints that may be picked."""
+    """Count the endpoints that may be chosen."""
     serves = state.datastore.health.standing(state.mono_s()).serves
     taking = [slot for slot, endpoint in state.datastore.members if not endpoint.draining]
     return [((state.pool,), float(sum(map(serves, taking))))]
@@ -247,7 +271,7 @@ def slowness(state: PickerState) -> Samples:
 
 
 def path_requests(state: PickerState) -> Samples:
-    """Count requests on cold and warm connections by path."""
+    """Count requests on new and open connections by path."""
     for path, seen in state.paths():
         yield (path, "cold"), seen.cold
         yield (path, "warm"), seen.requests - seen.cold

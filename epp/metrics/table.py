@@ -9,6 +9,7 @@ whose series go when the endpoint goes, and a capped number of model names.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 REASONS = ("busy", "late", "template", "content", "error")
 #: Labels of a request.
 R = "model_name target_model_name fairness_id priority"
+_MODELS = "plugin_name plugin_type model_name target_model_name"
+_STAGES = "plugin_name plugin_type model_name decision_type"
+_CACHE = "plugin_type plugin_name"
 _QUEUED = "fairness_id priority model_name target_model_name inference_pool"
 _LOAD = "endpoint_name namespace producer_name fairness_id priority"
 
@@ -47,6 +51,9 @@ _PER_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 
 _INPUT_TOKENS = (1, *(8 << power for power in range(18)))
 _OUTPUT_TOKENS = (1, *(8 << power for power in range(11)))
 _BYTES = tuple(64 << power for power in range(25))
+_ANSWER_BYTES = (1, *(8 << power for power in range(14)))
+_HIT_BYTES = (0, *(16 << power for power in range(13)))
+_HANDLED_S = (1e-4, 2e-4, 5e-4, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 _SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _PICK_S = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.25, 1.0)
 _TTFT_RATIO = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2, 4, 10)
@@ -57,6 +64,10 @@ _SINCE = "From its arrival at Envoy, or from the decision where Envoy tells no t
 
 def _of_events(name: str, labels: str, text: str, how: Callable[[KvEventFeed], Samples]) -> Row:
     return shown("kv events", name, labels, text, how)
+
+
+def _blocks(feed: KvEventFeed, what: str) -> Samples:
+    return [((), float(feed.blocks[what]))]
 
 
 def _of_picker(name: str, labels: str, text: str, how: Callable[[PickerState], Samples]) -> Row:
@@ -80,6 +91,7 @@ TABLE: tuple[Row, ...] = (
     histogram(_REQUEST("size_bytes"), R, "Bytes of the request body.", _BYTES),
     histogram(_REQUEST("duration_seconds"), R, f"{_SINCE} to the request's end.", _DURATION_S),
     histogram(_REQUEST("ttft_seconds"), f"{R} streaming", f"{_SINCE} to the first token.", _TTFT_S),
+    histogram("llm_d_epp_response_size_bytes", R, "Bytes of the answer's body, where told.", _ANSWER_BYTES),
     histogram(
         _REQUEST("input_tokens"),
         R,
@@ -110,16 +122,86 @@ TABLE: tuple[Row, ...] = (
         "Time to filter, price, draw and reserve.",
         _PICK_S[:-2],
     ),
+    histogram(
+        "llm_d_epp_plugin_duration_seconds",
+        "extension_point plugin_type plugin_name",
+        "The same by policy: filters, scorers and picker are one computation over all endpoints.",
+        _PICK_S[:-2],
+    ),
     counter(
         "llm_d_epp_scheduler_attempts_total",
         "status target_model_name endpoint_name namespace port",
-        "Requests scheduled, by the endpoint picked.",
+        "Requests scheduled, by the chosen endpoint.",
     ),
     histogram(
         "llm_d_epp_prefix_indexer_hit_ratio",
         "plugin_name plugin_type",
-        "Share of the prompt that the prefix index expects in the cache of the endpoint picked.",
+        "Share of the prompt that the prefix index expects in the cache of the chosen endpoint.",
         _SHARES,
+    ),
+    histogram(
+        "llm_d_epp_prefix_indexer_hit_bytes",
+        "plugin_name plugin_type",
+        "The same in bytes, four a token.",
+        _HIT_BYTES,
+    ),
+    histogram(
+        "llm_d_epp_response_processing_duration_seconds",
+        "",
+        "Time to handle an answer's messages, where Envoy shows the picker the answer.",
+        _HANDLED_S,
+    ),
+    histogram(_REQUEST("predicted_ttft_seconds"), _MODELS, "Predicted time to first token.", _DURATION_S),
+    histogram(
+        _REQUEST("predicted_tpot_seconds"), _MODELS, "Predicted time per token after the first.", _TOKEN_S
+    ),
+    gauge(
+        "llm_d_epp_inference_request_metric",
+        f"{_MODELS} type",
+        "The last request's ttft, tpot, predicted_ttft and predicted_tpot in seconds, and 1 in"
+        " ttft_slo_violation and tpot_slo_violation where it missed its objective.",
+    ),
+    counter(
+        _REQUEST("slo_violation_total"),
+        f"{_MODELS} type",
+        "Requests that missed the objective of their header (ttft, tpot), where a plugin reads it.",
+    ),
+    counter(
+        "llm_d_epp_disagg_decision_total",
+        _STAGES,
+        "Requests by the stages that workers of their own do, where the policy asks for such.",
+    ),
+    counter("llm_d_epp_pd_decision_total", _STAGES, "The same of prefills alone."),
+    counter(
+        "llm_d_epp_encoder_cache_queries_total",
+        f"{_CACHE} modality",
+        "Media that requests name, where `mm-embeddings-cache-scorer` stands; modalities are not told apart.",
+    ),
+    counter(
+        "llm_d_epp_encoder_cache_hits_total",
+        f"{_CACHE} pod modality",
+        "Those that an endpoint is known to hold.",
+    ),
+    histogram(
+        "llm_d_epp_encoder_cache_hit_ratio",
+        _CACHE,
+        "Share of a request's media that an endpoint holds, once for each candidate.",
+        (0.0, *_SHARES),
+    ),
+    counter("llm_d_epp_kv_cache_index_lookup_requests_total", "", "Prompts looked up in the prefix index."),
+    counter(
+        "llm_d_epp_kv_cache_index_lookup_hits_total",
+        "",
+        "Blocks of them that the endpoint with the most is expected to hold.",
+    ),
+    counter("llm_d_epp_kv_cache_index_max_pod_hit_count_total", "", "The same, as in llm-d."),
+    counter(
+        "llm_d_epp_datalayer_poll_errors_total", "source_type", "Scrapes of endpoints that were not answered."
+    ),
+    counter(
+        "llm_d_epp_datalayer_extract_errors_total",
+        "source_type extractor_type",
+        "Answers to scrapes that hold no metrics of an engine or a GPU.",
     ),
     counter(
         "llm_d_epp_model_rewrite_decisions_total",
@@ -219,6 +301,21 @@ TABLE: tuple[Row, ...] = (
         " (of late), deaf (none came of prompts that were sent), wrong (answers show the estimate nearer).",
         lambda feed: [((name, why), float(not why)) for name, why, _ in feed.endpoints()],
     ),
+    *(
+        _of_events(f"llm_d_epp_kv_cache_{name}_total", "", text, partial(_blocks, what=what))
+        for name, what, text in (
+            ("index_admissions", "stored", "Blocks that engines said they stored."),
+            ("index_evictions", "removed", "Blocks that engines said they removed, and no more hold."),
+            ("events_dedup_removed_hashes_forwarded", "removed", "The same, as in llm-d."),
+            ("events_dedup_removed_hashes_suppressed", "kept", "Blocks removed that were stored twice."),
+        )
+    ),
+    _of_events(
+        "llm_d_epp_kv_cache_events_active_subscribers",
+        "",
+        "Endpoints whose events are listened to.",
+        read.one(lambda feed: len(feed.endpoints())),
+    ),
     # Protocol and transport.
     gauge("llm_d_epp_extproc_streams_inflight", "", "ext_proc streams open now."),
     counter("llm_d_epp_extproc_streams_total", "code", "ext_proc streams ended, by gRPC status."),
@@ -296,7 +393,7 @@ TABLE: tuple[Row, ...] = (
         "Calls of the API server that failed and watches that broke, by reason.",
     ),
     # The pool, llm-d's names.
-    _of_picker("llm_d_epp_ready_endpoints", "name", "Endpoints that may be picked.", read.ready),
+    _of_picker("llm_d_epp_ready_endpoints", "name", "Endpoints that may be chosen.", read.ready),
     _of_picker(
         "llm_d_epp_average_queue_size", "name", "Mean of requests waiting in engines.", read.pool(1, np.mean)
     ),
@@ -378,7 +475,13 @@ TABLE: tuple[Row, ...] = (
         "llm_d_epp_flow_control_dispatch_cycle_duration_seconds",
         "",
         "Time of a look at what waits.",
-        (1e-4, 2e-4, 5e-4, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1),
+        _HANDLED_S,
+    ),
+    histogram(
+        "llm_d_epp_flow_control_request_enqueue_duration_seconds",
+        "fairness_id priority outcome",
+        "Time to put a request into the queue, or to refuse it there.",
+        _HANDLED_S,
     ),
     gauge("llm_d_epp_flow_control_queue_size", _QUEUED, "Requests that wait in the picker."),
     gauge("llm_d_epp_flow_control_queue_bytes", _QUEUED, "Bytes that they hold."),
@@ -392,6 +495,26 @@ TABLE: tuple[Row, ...] = (
         "llm_d_epp_flow_control_requests_total",
         "outcome priority inference_pool",
         "Requests that the queue let go (Dispatched) or dropped, and why.",
+    ),
+    _of_queue(
+        "llm_d_epp_program_aware_attained_service_tokens",
+        "program_id",
+        "What each program was served of late, with program-aware fairness.",
+        read.attained,
+    ),
+    shown(
+        "waits",
+        "llm_d_epp_program_aware_avg_wait_time_milliseconds",
+        "program_id",
+        "Mean wait of each program's requests, likewise.",
+        lambda metrics: [((flow,), 1e3 * wait_s) for flow, wait_s in read.waits_by_flow(metrics).items()],
+    ),
+    shown(
+        "waits",
+        "llm_d_epp_program_aware_jains_fairness_index",
+        "",
+        "Jain's index of these means: 1 where they are equal.",
+        read.jains_index,
     ),
     _of_queue(
         "epp_queue_without_endpoint",
@@ -440,8 +563,8 @@ TABLE: tuple[Row, ...] = (
     _of_queue(
         "epp_program_turns_total",
         "how",
-        "Turns of agents: held, and forced (let go without a place).",
-        read.program_counts("held", "forced"),
+        "Turns of agents: held, and of these forced (let go without a place) and left (given up by callers).",
+        read.program_counts("held", "forced", "left"),
     ),
     _of_queue(
         "epp_program_tokens_total",
@@ -496,7 +619,7 @@ TABLE: tuple[Row, ...] = (
     _of_picker(
         "epp_endpoint_rtt_seconds",
         "endpoint source",
-        "Round trip over a warm connection, and its source: Envoy's connects, probes, or an assumption.",
+        "Round trip over an open connection, and its source: Envoy's connects, probes, or an assumption.",
         read.rtts,
     ),
     _of_picker(
@@ -560,7 +683,7 @@ TABLE: tuple[Row, ...] = (
         read.change_ages,
     ),
     # Other regions.
-    counter("epp_region_forwarded_total", "region", "Requests that a pick sent to a peer region first."),
+    counter("epp_region_forwarded_total", "region", "Requests that a decision sent to a peer region first."),
     counter(
         "epp_region_refused_total",
         "reason",
@@ -570,7 +693,7 @@ TABLE: tuple[Row, ...] = (
         "regions",
         "epp_region_summary_age_seconds",
         "region",
-        "Age of what is known of a peer region; from 3 on it is not picked while another may serve.",
+        "Age of what is known of a peer region; from 3 on it is not chosen while another may serve.",
         read.summary_ages,
     ),
     shown(
@@ -616,7 +739,7 @@ TABLE: tuple[Row, ...] = (
         "shadow",
         "epp_shadow_estimated_difference_seconds",
         "policy",
-        "Mean estimated latency of the shadow's picks less that of the live picks; below 0 is faster.",
+        "Mean estimated latency of the shadow's choices less that of the live ones; below 0 is faster.",
         read.differences,
     ),
 )

@@ -16,6 +16,7 @@ from epp.config.load import salvage_config
 from epp.errors import ConfigError, raise_all
 from epp.feeds.files import placed, required_file
 from epp.llmd.check import CheckedConfig, check_text, refused
+from epp.llmd.picker_config import KIND
 from epp.server.check import all_errors
 
 if TYPE_CHECKING:
@@ -62,7 +63,9 @@ def _verdicts(path: Path) -> Iterator[CheckedConfig]:
     """Check a file, or of a folder's files those that have a configuration of llm-d's in them."""
     if path.is_dir():
         for file in sorted(each for each in path.rglob("*") if each.suffix in (".yaml", ".yml", ".json")):
-            yield from _llm_d(file)
+            found = _llm_d(file)
+            if found and (found[0].status != "refused" or KIND.encode() in file.read_bytes()):
+                yield from found
     elif found := _llm_d(path):
         yield from found
     else:

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="ask running pickers, one a region: http://127.0.0.1:9090"
         " (default without records: the newest `epp up` that runs here)",
     )
-    add("--request", type=Path, metavar="BODY.json", help="say what would be picked now; reserves nothing")
+    add("--request", type=Path, metavar="BODY.json", help="say what would be chosen now; reserves nothing")
     add("--path", default="/v1/chat/completions", help="of that request (%(default)s)")
     add("--json", action="store_true", help="print the record itself")
     add("--trace", action="store_true", help="write the request's path through all regions, for Perfetto")

@@ -57,7 +57,7 @@ def trace(hops: Sequence[Joined]) -> dict[str, Any]:
 
 
 def _row(hop: Joined) -> int:
-    """Find the row of who served, else of the pick."""
+    """Find the row of who served, else of the chosen endpoint."""
     endpoints = hop.decision["endpoints"]
     served = "" if hop.outcome is None else hop.outcome["served"]
     row: int = endpoints.index(served) if served in endpoints else hop.decision["chosen"]
@@ -74,7 +74,7 @@ def _shift_s(before: Joined, hop: Joined, shift_s: float) -> float:
 
 
 def _drawn(hop: Joined, number: int, *, forwarded: bool) -> Iterator[Event]:
-    """Draw one region's part, times from its decision on: who asked, the pick, and the forward or the engine.
+    """Draw one region's part, times from its decision on: who asked, what was chosen, the forward or engine.
 
     Args:
         hop: its records.

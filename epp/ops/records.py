@@ -45,7 +45,7 @@ class Query:
     """Conditions that all must hold; an empty one always does.
 
     Attributes:
-        endpoint: address of the pick, or of who served instead.
+        endpoint: address of the chosen endpoint, or of who served instead.
         policy: name of the policy.
         cause: why the request ended; ``none`` for one without an outcome.
         model: public model name.
@@ -283,7 +283,7 @@ def _add_folder(parser: argparse.ArgumentParser) -> None:
 def add_filter_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `epp records filter`: the conditions of all but `verify`, which has no outcomes."""
     _add_folder(parser)
-    parser.add_argument("--endpoint", default="", help="address of the pick, or of who served it")
+    parser.add_argument("--endpoint", default="", help="address that was chosen, or that served it")
     parser.add_argument("--cause", default="", help="why it ended, e.g. completed; 'none': no outcome yet")
     _add_decision_conditions(parser)
 
@@ -329,7 +329,7 @@ def _requests(arguments: argparse.Namespace) -> Iterator[Joined]:
 
 
 def _picked(decision: Mapping[str, Any]) -> str:
-    """Return the address of the pick."""
+    """Return the address of the chosen endpoint."""
     return str(decision["endpoints"][decision["chosen"]])
 
 

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--url", default="http://127.0.0.1:9090", help="of the picker's HTTP side (%(default)s)")
     add(
-        "--ask", default="", metavar="POLICY", help="what it would have picked on the last thousand decisions"
+        "--ask", default="", metavar="POLICY", help="what it would have chosen in the last thousand decisions"
     )
 
 

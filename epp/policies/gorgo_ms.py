@@ -43,7 +43,7 @@ class GorgoMs(Policy):
     Weights have no unit; 1 prices a time as it is. docs/gorgo-ms.md derives the formula and its defaults.
 
     Attributes:
-        upload_rounds: most round trips per doubling of a body; 0 for paths that stay warm.
+        upload_rounds: most round trips per doubling of a body; 0 for paths that stay open.
         price_cold: price connections that have to be opened apart from those that are there.
         popular: recent requests at which the extra price of a copy is halved; 0 for never.
         discount_hits: scale expected hits by the endpoint's ratio of reported to expected cached tokens.

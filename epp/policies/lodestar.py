@@ -158,9 +158,9 @@ FALLBACKS = (
     "not-drawn",  # a large pool: the model was not asked about this endpoint
 )
 _CODE = {reason: float(code) for code, reason in enumerate(FALLBACKS)}
-#: Chance of a pick at random where nothing else is configured.
+#: Chance of a random choice where nothing else is configured.
 _EXPLORE = 0.02
-#: By how much a pick's cost is below all others, so that nothing but slow start comes before it.
+#: By how much a choice's cost is below all others, so that nothing but slow start comes before it.
 _AHEAD_MS = 1.0
 
 
@@ -174,8 +174,8 @@ class Lodestar(Policy):
        pool). To each prediction comes what the request's uncached tokens take from those behind it there, at
        the model's price: the paper takes the best for this request alone, and in a full pool its copies of
        prefixes cost all others more than they gain it. A model without a price decides as the paper does.
-    3. An endpoint beyond the bounds of the training is not the model's to judge. It is picked exactly when
-       the heuristic would pick it of all; else it stands behind those that were judged, in the heuristic's
+    3. An endpoint beyond the bounds of the training is not the model's to judge. It is chosen exactly when
+       the heuristic would choose it of all; else it stands behind those that were judged, in the heuristic's
        order. Where nobody is within the bounds, this is the heuristic.
     4. When the KV caches are full on average and a cache holds something worth keeping, only those are asked
        that hold it, and the first `k` endpoints of the prefix's own order that have room: consistent hashing
@@ -183,22 +183,22 @@ class Lodestar(Policy):
        asks the hashed ones alone: where a burst fills the caches, that makes every prefix move, and all of
        them at once.
     5. Endpoints within `near_best` of the best are drawn among: ``cost <= best + near_best * |best|``.
-    6. With chance `explore` the pick is drawn evenly from all endpoints instead. This floor holds in the
+    6. With chance `explore` the choice is drawn evenly from all endpoints instead. This floor holds in the
        fallback as well: every endpoint's chance is known and never 0.
 
     Latencies are predicted, and a reward is a latency's negative: the paper's own margin on rewards,
     ``(1 - delta) * best``, can never be met by a second endpoint.
 
     Terms: ``predicted_ms``; ``congestion_ms`` where there is a price; ``ttft_ms`` and ``itl_ms`` where the
-    prediction is made of both; ``probability``, the chance before slow start that an endpoint is picked, over
-    the draws of exploration and of equals; ``explored``, 1 for a pick by exploration, and then
+    prediction is made of both; ``probability``, the chance before slow start that an endpoint is chosen, over
+    the draws of exploration and of equals; ``explored``, 1 for a choice by exploration, and then
     ``before_exploring``, the costs without it; ``fallback``, as `FALLBACKS`.
 
     Attributes:
         model: the model in force, None before there is one; not for configuration, which names a file.
         withdrawn: why the model may not be used though there is one: ``stale`` or ``mismatch``.
         reward: ``ttft``, or ``felt``: TTFT and the expected answer at the predicted ITL.
-        explore: chance of a pick at random, over all endpoints.
+        explore: chance of a random choice, over all endpoints.
         near_best: share of the best prediction within which predictions count as equal.
         min_samples: requests that a model's learner must have seen.
         candidates: endpoints that are predicted for in a larger pool.
@@ -276,7 +276,7 @@ class Lodestar(Policy):
         judged: Prediction,
         heuristic: Floats | None,
     ) -> Floats:
-        """Costs before exploration; all that are picked alike have the lowest."""
+        """Costs before exploration; all that are chosen alike have the lowest."""
         costs, inside = judged.predicted_ms.copy(), judged.inside
         if judged.congestion_ms is not None:
             costs += judged.congestion_ms

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from epp.keyed_uniform import keyed_uniform
-from epp.types import BACKLOG_MS, TOKEN_MS, Role
+from epp.types import BACKLOG_MS, TOKEN_MS, Role, split_rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -63,8 +63,8 @@ class Pairs(NamedTuple):
     first_token: Floats
 
 
-def fits(workers: Snapshot, endpoints: Snapshot, rows: Rows | slice = slice(None)) -> Flags:
-    """Tell who may help whom, ``[workers, endpoints]``: others of the same region, revision and model.
+def fits(role: Role, workers: Snapshot, endpoints: Snapshot, rows: Rows | slice = slice(None)) -> Flags:
+    """Tell who may do a part for whom, ``[workers, endpoints]``: others of the same group.
 
     ``rows`` are those of the workers that are asked about.
     """
@@ -73,20 +73,25 @@ def fits(workers: Snapshot, endpoints: Snapshot, rows: Rows | slice = slice(None
     def numbered(keys: Iterable[object]) -> Rows:
         return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.intp)
 
-    alike = numbered(groups_of(workers))[rows, None] == numbered(groups_of(endpoints))
+    alike = numbered(groups_of(role, workers))[rows, None] == numbered(groups_of(role, endpoints))
     others = numbered(workers.endpoints)[rows, None] != numbered(endpoints.endpoints)
     fit: Flags = np.logical_and(alike, others)
     return fit
 
 
-def groups_of(seen: Snapshot) -> Iterable[tuple[str, str, str]]:
-    """Tell each endpoint's region, revision and name of the model; the parts of a request are done in one."""
-    models, revisions = (names or ("",) * len(seen) for names in (seen.models, seen.revisions))
-    return zip(seen.regions, revisions, models, strict=True)
+def groups_of(role: Role, seen: Snapshot) -> Iterable[tuple[str, ...]]:
+    """Tell each endpoint's region, revision and name of the model; the parts of a request are done in one.
+
+    For a prefill also its rank: llm-d's sidecar sends the header that names it to both engines, and an
+    encoder no header (source: ``connector_nixlv2.go``, ``connector_sglang.go``, ``connector_ec_common.go``).
+    """
+    none = ("",) * len(seen)
+    ranks = tuple(split_rank(name)[1] for name in seen.endpoints) if role is Role.PREFILL else none
+    return zip(seen.regions, seen.revisions or none, seen.models or none, ranks, strict=True)
 
 
 def soonest(workers: Snapshot, prefills: Prefills, draw: float) -> Rows:
-    """Find the workers of each region, revision and model that have prefilled first, `MOST` at most.
+    """Find the workers of each group that have prefilled first, `MOST` at most.
 
     Where one is drawn in 0..1, equals count from there on.
     """
@@ -95,7 +100,7 @@ def soonest(workers: Snapshot, prefills: Prefills, draw: float) -> Rows:
         return rows
     turned = np.roll(rows, -int(draw * len(rows)))
     ready_ms = (prefills.wait + prefills.own)[turned]
-    groups, taken, kept = list(groups_of(workers)), Counter[tuple[str, str, str]](), []
+    groups, taken, kept = list(groups_of(Role.PREFILL, workers)), Counter[tuple[str, ...]](), []
     for row in turned[np.argsort(ready_ms, kind="stable")].tolist():
         taken[groups[row]] += 1
         if taken[groups[row]] <= MOST:
@@ -122,7 +127,7 @@ def pairs_of(
     prefilled_ms = (prefills.wait + prefills.own)[:, None]
     link_wait = np.maximum(backlog_ms - prefilled_ms, 0.0)
     started_ms = endpoints.prefill_base_ms  # once the KV cache is there
-    fit, transfer = fits(workers, endpoints, rows), token_ms * missing_tokens
+    fit, transfer = fits(Role.PREFILL, workers, endpoints, rows), token_ms * missing_tokens
     first_token = np.where(fit, prefilled_ms + link_wait + transfer + started_ms, np.inf)
     return Pairs(rows, prefills, fit, transfer, link_wait, first_token)
 
@@ -164,7 +169,7 @@ def with_partners(
 def encoders(snapshot: Snapshot, request: RequestInfo, seed: int) -> Rows:
     """Find the encoder with the fewest requests for each endpoint, as `Ranking.partners` has them."""
     workers = snapshot.workers[Role.ENCODE]
-    fit = fits(workers, snapshot)
+    fit = fits(Role.ENCODE, workers, snapshot)
     busy = np.where(fit, workers.running_requests[:, None], np.inf)
     rows = cheapest(busy, request, seed, "encode")
     return np.where(fit.any(axis=0), rows, -1)[:, None]

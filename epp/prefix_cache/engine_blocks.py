@@ -98,6 +98,7 @@ class EngineBlocks:
     Attributes:
         refused: blocks that were not taken, by one of `REFUSALS`.
         blocks: held, over all replicas.
+        counts: blocks stored, removed, and kept as they had been stored twice.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class EngineBlocks:
         self._bits = 0  # in use
         self.refused = dict.fromkeys(REFUSALS, 0)
         self.blocks = 0
+        self.counts = {"stored": 0, "removed": 0, "kept": 0}
 
     def held(self, slot: int) -> int:
         """Count the blocks that a slot is said to hold."""
@@ -331,6 +333,7 @@ class EngineBlocks:
             if len(replica.again) < _MAX_AGAIN:
                 replica.again[name, place] = replica.again.get((name, place), 0) + 1
             return
+        self.counts["stored"] += 1
         part[name] = entry | 1 << place
         _mark(self._layers[place], key, replica.bit)
         if key in replica.credits:
@@ -342,9 +345,11 @@ class EngineBlocks:
             part = replica.entries[name % _SHARDS]
             entry = part.get(name, 0)
             if repeats := replica.again.pop((name, place), 0) if replica.again else 0:
+                self.counts["kept"] += 1
                 if repeats > 1:
                     replica.again[name, place] = repeats - 1
             elif entry >> place & 1:
+                self.counts["removed"] += 1
                 _clear(self._layers[place], entry >> _PLACES, replica.bit)
                 entry &= ~(1 << place)
                 if entry & _PLACES_MASK:
@@ -418,13 +423,16 @@ class EngineBlocks:
         """Return what tells whether a group holds a block in any tier."""
         layers = [layer for layer in self._layers[group::MAX_GROUPS] if any(layer)]
         bit, credited = replica.bit, replica.credits
+        is_state = replica.groups[group].window_tokens == 1
 
         def held(key: int) -> bool:
             part = key % _SHARDS
             for layer in layers:  # any() with a generator takes several times as long
                 if layer[part].get(key, 0) & bit:
                     return True
-            return key in credited
+            credit = credited.get(key)
+            # Of a prompt's states the last one is kept for sure.
+            return credit is not None and (not is_state or key == credit.keys[-1])
 
         return held
 

@@ -55,6 +55,10 @@ class _Segment:
         return len(self.hashes) * self.block_tokens
 
 
+#: Distinct tokens that an index keeps, over all endpoints.
+MAX_TOKENS = 200_000_000
+
+
 class PrefixIndex:
     """Presence of prompt prefixes by slot.
 
@@ -67,7 +71,7 @@ class PrefixIndex:
     def __init__(
         self,
         capacity_tokens: int = 500_000,
-        max_tokens: int = 200_000_000,
+        max_tokens: int = MAX_TOKENS,
         *,
         states: StateSlots | None = None,
     ) -> None:

@@ -166,17 +166,19 @@ def read_batch(data: bytes) -> Batch:
         UnreadableError: it is no batch; an event that is none is left out and counted in the batch.
     """
     at_wall_s, rank, found = _decode(data)
-    events, unread = list[Event](), 0
+    events, unread, before = list[Event](), 0, None
     for each in found:
         try:
-            event = _event(_read_event(each) if isinstance(each, msgspec.Raw) else each)
+            told = _read_event(each) if isinstance(each, msgspec.Raw) else each
+            place = (told.medium, told.group_idx, told.locality) if isinstance(told, _ListRemoved) else None
+            if place and place == before:  # vLLM tells of each block by itself
+                events[-1].hashes.extend(_names(told.block_hashes))
+                continue
+            event, before = _event(told), place
         except UnreadableError:
-            unread += 1
+            unread, before = unread + 1, None
             continue
-        last = events[-1] if events else None
-        if isinstance(event, Removed) and isinstance(last, Removed) and _alike(event, last):
-            last.hashes.extend(event.hashes)  # vLLM tells of each block by itself
-        elif event is not None:
+        if event is not None:
             events.append(event)
     return Batch(at_wall_s, max(rank or 0, 0), events, unread)
 
@@ -191,8 +193,9 @@ def _decode(data: bytes) -> tuple[float, int | None, Sequence[_Told | msgspec.Ra
     return batch.ts, batch.data_parallel_rank, batch.events
 
 
-def _alike(event: Removed, other: Removed) -> bool:
-    return event.tier == other.tier and event.group == other.group
+def _names(hashes: Sequence[int | bytes]) -> list[int]:
+    """Name blocks by 64 bits: of longer hashes the last, as llm-d takes."""
+    return [int.from_bytes(name[-8:]) if isinstance(name, bytes) else name & _WORD for name in hashes]
 
 
 def _is_map(data: bytes) -> bool:
@@ -216,10 +219,7 @@ def _event(told: _Told) -> Event | None:
     if not 0 <= group < MAX_GROUPS:
         raise UnreadableError(f"group {group}")
     tier = _FAR if told.locality == "REMOTE" else _TIER_OF.get(told.medium, _FAR)
-    hashes = [
-        int.from_bytes(value[-8:]) if isinstance(value, bytes) else value & _WORD
-        for value in told.block_hashes  # of longer ones the last 64 bits, as llm-d takes
-    ]
+    hashes = _names(told.block_hashes)
     if isinstance(told, _ListRemoved):
         return Removed(hashes, tier, group)
     if told.kv_cache_spec_kind in _NO_PREFIX or not hashes:  # without blocks their size could be anything
@@ -238,9 +238,7 @@ def _stored(told: _ListStored, hashes: list[int], tier: int, group: int) -> Stor
     lora = told.lora_name or ("" if told.lora_id is None else f"id {told.lora_id}")
     salt, extra = _extra(told.extra_keys, lora, first=told.parent_block_hash is None)
     window_tokens = 1 if told.kv_cache_spec_kind in _LAST_BLOCK else told.kv_cache_spec_sliding_window or 0
-    parent = told.parent_block_hash
-    if parent is not None:
-        parent = int.from_bytes(parent[-8:]) if isinstance(parent, bytes) else parent & _WORD
+    parent = None if told.parent_block_hash is None else _names([told.parent_block_hash])[0]
     return Stored(
         hashes, parent, tokens, told.block_size, lora, salt, extra, tier, group, max(window_tokens, 0)
     )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
-from epp.prefix_cache.index import PrefixIndex
+from epp.prefix_cache.index import MAX_TOKENS, PrefixIndex
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -117,7 +117,7 @@ class WarmIndex(PrefixIndex):
     def __init__(
         self,
         capacity_tokens: int = 500_000,
-        max_tokens: int = 200_000_000,
+        max_tokens: int = MAX_TOKENS,
         *,
         name_block: Callable[[int], str],
         coarse_blocks: int,

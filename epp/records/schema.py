@@ -74,7 +74,8 @@ def _decision(record: Mapping[str, Any]) -> Decision:
     shares = record["shares"]
     asked = RequestInfo(
         decision_id=record["id"],
-        **{name: request[name] for name in ASKED} | {"tried_models": tuple(request["tried_models"])},
+        **{name: request[name] for name in ASKED if name in request}
+        | {"tried_models": tuple(request["tried_models"])},
         api=record["api"],
         text_bytes=record["text_bytes"],
         **{name: record[name] for name in (*ORIGIN, "sequences", "last_turn") if name in record},

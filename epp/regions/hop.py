@@ -1,7 +1,7 @@
 """The hop header: how a picker proves to a peer region that it forwards a request.
 
-Owns what a region believes of a forwarded request. One token belongs to one pick. It names the region that
-forwarded first and its decision, the regions passed, those that it is valid for, and an expiry. A region
+Owns what a region believes of a forwarded request. One token belongs to one decision. It names the region
+that forwarded first and its decision, the regions passed, those that it is valid for, and an expiry. A region
 believes a token signed under the key that all share, from the region passed last by its certificate, once,
 and only while the request has hops left. Its pickers tell each other which ones are used.
 """
@@ -23,7 +23,7 @@ from epp.errors import EppError
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
-#: How long a pick can be used: a few round trips and retries, and the difference of two regions' clocks.
+#: How long a decision can be used: a few round trips and retries, and the difference of two regions' clocks.
 LIFETIME_MS = 10_000
 #: Tokens of a region that are remembered until they expire, at most: 10,000 a second.
 REMEMBERED = 100_000
@@ -202,7 +202,7 @@ class Hops:
         *,
         bound: bool = False,
     ) -> str:
-        """Sign a pick that may go to other regions.
+        """Sign a decision that may go to other regions.
 
         Args:
             before: the hop by which the request came here, None from a client.

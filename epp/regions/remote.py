@@ -1,7 +1,7 @@
 """What is known of peer regions from their summaries: columns of a snapshot, and when they are unknown.
 
-Owns the last summary of each peer, the copy of its sketch, and what this region had promised it when the
-summary was made: what was promised since counts on top, and what ended since is taken off. A peer that was
+Owns the last summary of each peer, the copy of its sketch, and this region's in-flight load there when the
+summary was made: what was sent since counts on top, and what ended since is taken off. A peer that was
 silent for `STALE_S` is unknown. Messages that a broken path kept back and brings late are as old as they are:
 the least difference between a peer's clock and this one shows how late each is.
 """
@@ -36,7 +36,7 @@ STALE_S = 3.0
 ASK_EVERY_S = 2.0
 #: Tokens of prompts forwarded of late that a peer is believed to hold before its sketch says so.
 RECENT_TOKENS = 200_000
-#: Promises are looked at so often at most, and so many looks are kept.
+#: In-flight load is looked at so often at most, and so many looks are kept.
 _SAMPLE_S, _SAMPLES = 0.01, 512
 #: Round trip to a peer before any is measured.
 _RTT_S = 0.2
@@ -67,7 +67,7 @@ class _PeerRegion:
     made_s: float = -math.inf  # when the summary was made, by this clock
     late_since_s: float = math.inf  # since when every message was late
     promises: deque[tuple[float, Floats]] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
-    base: Floats = field(default_factory=lambda: np.zeros(ROWS))  # promised when the summary was made
+    base: Floats = field(default_factory=lambda: np.zeros(ROWS))  # in-flight load when the summary was made
     #: Changes heard since the whole sketch was asked for, with their sequences; None while it is whole.
     since: list[tuple[int, bytes]] | None = None
     needed: int = -1  # the last summary that the whole sketch must have the changes of
@@ -249,7 +249,7 @@ class RemoteRegions:
         return True
 
     def _apply(self, peer: _PeerRegion, slot: int | None, summary: Summary, now_s: float) -> None:
-        """Hand a summary's figures to the stores, and note what had been promised when it was made."""
+        """Hand a summary's figures to the stores, and note the in-flight load when it was made."""
         if slot is None:
             return
         datastore = self._datastore

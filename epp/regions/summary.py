@@ -55,7 +55,7 @@ class Summary(msgspec.Struct, array_like=True, frozen=True, tag=True):
         wall_s: Unix time of the sender.
         replicas: engines that may serve.
         room: requests that they take before any waits.
-        load: what is promised to each of them, on average: the rows of `LoadLedger.block`.
+        load: in-flight load of each of them, on average: the rows of `LoadLedger.block`.
         engine: the same of their metrics: running, waiting, share of the KV cache in use, its tokens in use;
             None for what is not known of any.
         rates: the same of `epp.signals.rates.Rates`.

@@ -147,7 +147,7 @@ class Termination(Enum):
     """Why a request ended."""
 
     COMPLETED = "completed"  # the answer, whatever its status, was passed on to its end
-    RETRIED_ELSEWHERE = "retried-elsewhere"  # completed, by another endpoint than the one picked
+    RETRIED_ELSEWHERE = "retried-elsewhere"  # completed, by another endpoint than the chosen one
     CLIENT_GONE = "client-gone"  # the client left before the end
     UPSTREAM_RESET = "upstream-reset"  # the endpoint, or its connection, broke off
     UNREACHABLE = "unreachable"  # no endpoint could be connected to, or none was there
@@ -245,7 +245,7 @@ class Report(msgspec.Struct, frozen=True):
 
     @property
     def honoured(self) -> bool | None:
-        """Whether the first attempt went to the pick; None where attempts do not tell.
+        """Whether the first attempt went to the chosen endpoint; None where attempts do not tell.
 
         Of several attempts the first may have failed there, and a relay tries endpoints by itself.
         """
@@ -386,7 +386,7 @@ def decode(entry: HTTPAccessLogEntry) -> Report:
 
 
 def _listed(destination: str) -> tuple[str, ...]:
-    """Read a pick's comma list."""
+    """Read a decision's comma list."""
     return tuple([stripped for name in destination.split(",") if (stripped := name.strip())])
 
 

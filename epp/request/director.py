@@ -4,7 +4,7 @@
 
 Owns the endpoint picker protocol's options: the subset hint, scores, the words of refusals
 (proposal 004; llm-d's error texts [E]), the headers that name the model that answers, and when a body is
-rewritten: where the picked engine has its own name for the model, or a streaming client does not ask for the
+rewritten: where the chosen engine has its own name for the model, or a streaming client does not ask for the
 usage. Has no socket and no stream: an exchange runs it once per request.
 """
 
@@ -59,7 +59,7 @@ from epp.schedule.subset import Entry, Subset, subset_hint
 from epp.schedule.upstream_models import is_wrong, upstream_models
 from epp.schedule.waiting import Wait
 from epp.signals.stored_responses import key_of
-from epp.types import MAX_MODEL_CHARS, RequestInfo
+from epp.types import MAX_MODEL_CHARS, RequestInfo, split_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -174,7 +174,6 @@ class Director:
         self.recent = RecentDecisions()
         self._counter, self._hasher = counter, hasher
         self._metrics, self._recorder, self._clock = metrics, recorder, clock
-        self._schedule_seconds = metrics.histogram("llm_d_epp_scheduler_e2e_duration_seconds")
         self._decision_seconds = metrics.histogram("llm_d_epp_request_processing_duration_seconds")
         self.outcomes = Outcomes(
             scheduler=scheduler, metrics=metrics, recorder=recorder, clock=clock, resolver=self.resolver
@@ -204,7 +203,7 @@ class Director:
         )
 
     def decide_at(self, request: HttpRequest) -> DecideAt:
-        """Choose what the pick of a request waits for, by its headers."""
+        """Choose what the decision of a request waits for, by its headers."""
         if is_upgrade(request.method, request.headers):
             return DecideAt.UPGRADE
         parser = find_parser(request.method, request.path, request.headers)
@@ -280,7 +279,7 @@ class Director:
         began_s = self._clock.mono_s()
         await self._admission.admit(asked, began_s)
         decision = self.scheduler.decide(asked, began_s, self._clock.wall_s())
-        self._schedule_seconds.observe(self._clock.mono_s() - began_s)
+        self._metrics.requests.scheduled(decision, self._clock.mono_s() - began_s)
         return decision
 
     def _queueing_of(self, request: HttpRequest) -> Queueing | None:
@@ -532,7 +531,7 @@ class Director:
         pick = Destination(",".join(endpoints), decision.id, proxy_headers=allowed)
         for header, address in self.scheduler.told_endpoints(decision).items():
             pick.set_headers[header] = resolver.known_as(address)
-        if self.scheduler.filters.has_roles:
+        if self.scheduler.filters.has_roles or self.scheduler.filters.has_ranks:
             pick.set_headers |= worker_headers(decision, resolver.known_as)
             pick.remove_headers = (STRIPPED & request.headers.keys()) - pick.set_headers.keys()
         if not request.headers.get(REQUEST_ID_HEADER):
@@ -558,7 +557,7 @@ class Director:
         return None if hint is None else self.scheduler.filters.addresses(self._understood(hint))
 
     def _destinations(self, request: HttpRequest, decision: Decision, *, last_resort: bool) -> Sequence[str]:  # noqa: ARG002
-        """List the endpoint picked and its fallbacks, where asked for those of last resort behind them."""
+        """List the chosen endpoint and its fallbacks, where asked for those of last resort behind them."""
         endpoints = decision.destination.split(",")
         return [*endpoints, *self._retries.last_resort(decision)] if last_resort else endpoints
 
@@ -567,7 +566,8 @@ class Director:
         hint = subset_hint(request.metadata)
         if hint is None:
             return {}
-        others, own = self.resolver.aliases_in(hint), set(self.scheduler.filters.addresses(hint))
+        others = self.resolver.aliases_in(hint)
+        own = {split_rank(name)[0] for name in self.scheduler.filters.addresses(hint)}
         return {address: other for address, other in others.items() if address not in own}
 
     def _understood(self, subset: Subset) -> Subset:
@@ -627,7 +627,7 @@ class Director:
         self, decision_id: str, status: int, served: str = "", retry_after: str = ""
     ) -> None:
         """Take response headers, of the endpoint ``served`` where the proxy names it."""
-        known = self.resolver.endpoint_of(served) if served else ""
+        known = self.resolver.endpoint_of(served, self.scheduler.picked(decision_id)) if served else ""
         where = self.scheduler.response_started(decision_id, status, known)
         if where:
             self.outcomes.answered(decision_id, where, status, retry_after)
@@ -666,7 +666,7 @@ USAGE_APIS = frozenset({"openai-chat", "openai-completions"})
 def rewrite_bodies(
     pick: Destination, request: HttpRequest, decision: Decision, *, inject_usage: bool = False
 ) -> None:
-    """Let a pick carry the body that its engine understands.
+    """Let a decision carry the body that its engine understands.
 
     With another model name the answer must come uncompressed, so that the public name can be put back.
 

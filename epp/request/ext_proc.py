@@ -72,8 +72,8 @@ PROCESS = f"/{EXT_PROC}/Process"
 #: What to send, in order, and how the stream then ends, if it does.
 Answer = tuple["list[ProcessingResponse]", Finish | Abort | None]
 
-#: Envoy ends a stream within so many seconds of the pick where it sees nothing more to ask: where it does not
-#: take overrides, and the request's body was left with it. The request itself has only begun.
+#: Envoy ends a stream within so many seconds of the decision where it sees nothing more to ask: where it does
+#: not take overrides, and the request's body was left with it. The request itself has only begun.
 _AT_ONCE_S = 0.05
 #: Any proxy waits so long for an answer, unasked.
 _UNASKED_WAIT_S = 0.1
@@ -91,7 +91,7 @@ class Exchange:
 
     def __init__(self, stream: Stream, director: Director, metrics: Metrics, sampler: Sampler) -> None:
         self._stream, self._director, self._metrics, self._sampler = stream, director, metrics, sampler
-        self._picked_s = 0.0
+        self._picked_s = self._handled_s = 0.0
         self._decision_id = self._left_id = ""
         self._watch: AnswerWatch | None = None
         self._wait: Wait[Any] | None = None
@@ -103,14 +103,14 @@ class Exchange:
 
     @property
     def left(self) -> bool:
-        """Whether its stream ended with the pick, which may not have gone out."""
+        """Whether its stream ended with the decision, which may not have gone out."""
         return bool(self._left_id)
 
     def take(self, message: ProcessingRequest) -> Answer | Coroutine[Any, Any, Any]:
         """Take a message; what to send, and how the stream then ends, or what waits for that."""
         outputs = self._stream.receive(message)
         if not outputs or not isinstance(request := outputs[0], HttpRequest):  # which comes alone
-            return self._act(outputs)
+            return self._act_after_pick(outputs) if self._decision_id else self._act(outputs)
         self._metrics.requests.seen(request, observing=self._observing)
         return self._go_on(self._director.direct(request, since_s=self._sampler.now_s()))
 
@@ -170,9 +170,19 @@ class Exchange:
             self.unsent()
 
     def unsent(self) -> None:
-        """Release a request whose pick did not go out."""
+        """Release a request whose decision did not go out."""
         if self._left_id:
             self._director.leases.unsent(self._left_id)
+
+    def _act_after_pick(self, outputs: Sequence[Output | Event]) -> Answer:
+        """Act on what came of the answer, and time it."""
+        began_s = self._sampler.now_s()
+        answer = self._act(outputs)
+        self._handled_s += self._sampler.now_s() - began_s
+        if not self._decision_id:
+            name = "llm_d_epp_response_processing_duration_seconds"
+            self._metrics.histogram(name).observe(self._handled_s)
+        return answer
 
     def _act(self, outputs: Sequence[Output | Event]) -> Answer:
         replies: list[ProcessingResponse] = []
@@ -216,7 +226,7 @@ class Exchange:
         return self._stream.decided(answer)
 
     def _handle_response(self, pick: Destination, modes: Modes) -> None:
-        """Choose what becomes of a pick's response, which the proxy shows."""
+        """Choose what becomes of a decision's response, which the proxy shows."""
         how = self._sampler.choose(self._decision_id, duplex=modes.request is BodyMode.FULL_DUPLEX_STREAMED)
         if how is Observe.READ:
             if self._stream.bodies.take_spare(WATCH_BYTES, half=True):
@@ -226,7 +236,7 @@ class Exchange:
         pick.observe_response = how
 
     def _watch_over(self) -> None:
-        """Watch the answer no longer; again is fine."""
+        """Watch the answer no longer; may be called twice."""
         if self._watch is not None:
             self._watch = None
             self._stream.bodies.release(WATCH_BYTES)
@@ -293,7 +303,7 @@ class ProcessCall(Handler):
     def message(self, message: Message) -> None:
         """Answer it, or keep it until what is before it has been answered."""
         if self._over or (self._call.over and not self._exchange.decided):
-            return  # given up in the same read: nobody waits for a pick, and `cancelled` follows
+            return  # given up in the same read: nobody waits for a decision, and `cancelled` follows
         if self._task is None and not self._waiting and not self._call.blocked:
             self._take(message)
         elif self._call.room.reserve(len(message) + _ITEM_BYTES):
@@ -441,7 +451,7 @@ class _NothingLeft:
     """Stands for an exchange that is over: what it held is free at once, and not in a garbage collection."""
 
     def unsent(self) -> None:
-        """No request was left with its pick."""
+        """No request was left with its decision."""
 
 
 _NOTHING_LEFT: Any = _NothingLeft()

@@ -3,13 +3,13 @@
 Owns the requests whose stream has ended and whose report has not come. Envoy's log follows the end of the
 stream by its flush interval; a request that no report came for within `REPORT_WAIT_S` is recorded with what
 its stream told. Where the end was only predicted, and Envoy reports, the real one may come much later: then
-`FORETOLD_WAIT_S`. Leases never wait for a report: they end with the stream.
+`FORETOLD_WAIT_S`. Reservations never wait for a report: they end with the stream.
 
-A request whose stream ended with its pick has estimated ends: its uncached tokens are released at the
-predicted first token, its lease at the predicted end. Engine metrics correct this both ways: an endpoint that
-reports nothing running or waiting frees what was sent to it well before that scrape, and one that reports at
-least as many requests as the ledger counts keeps a lease for longer, up to `LONGEST` times its prediction. An
-access log that reports the end goes before all of this.
+A request whose stream ended with its decision has estimated ends: its uncached tokens are released at the
+predicted first token, its reservation at the predicted end. Engine metrics correct this both ways: an
+endpoint that reports nothing running or waiting frees what was sent to it well before that scrape, and one
+that reports at least as many requests as the ledger counts keeps a reservation for longer, up to `LONGEST`
+times its prediction. An access log that reports the end goes before all of this.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _ANSWERED = {Cause.COMPLETED.value, Cause.STREAM_END.value}
 _CLIENT_ERROR, _SERVER_ERROR = 400, 500
 _SERVED = {Termination.COMPLETED, Termination.RETRIED_ELSEWHERE}
 _ENDPOINT_FAILED = {Termination.UPSTREAM_RESET, Termination.UNREACHABLE}
-#: A lease that the engine's metrics bear out lives for at most so many times its predicted length.
+#: A reservation that the engine's metrics bear out lives for at most so many times its predicted length.
 LONGEST = 3.0
 #: A request that an idle engine can have missed: sent so many seconds before the scrape, and a round trip.
 IN_TRANSIT_S = 0.5
@@ -113,7 +113,7 @@ class Outcomes:
         self._attempts: dict[str, set[str]] = {}
         #: Of retries of refusals.
         self.retry_budget = RetryBudget()
-        #: Endpoints whose last pick Envoy did not honour.
+        #: Endpoints whose last decision Envoy did not honour.
         self._not_honoured: set[str] = set()
         #: Called with every outcome.
         self.on_outcome: dict[str, Callable[[Outcome], None]] = {}
@@ -123,7 +123,7 @@ class Outcomes:
     def first_token(self, decision_id: str, source: Source = Source.FIRST_TOKEN) -> None:
         """Note the first piece of an answer; the end of a short one, or its report, may be here before.
 
-        Where the stream shows answers and Envoy calls as well, the second says nothing new.
+        Where the stream shows answers and Envoy calls as well, the second changes nothing.
         """
         self._scheduler.datastore.retry_after.answered(decision_id)
         known = self._scheduler.first_token(decision_id, self._clock.mono_s(), source)
@@ -156,7 +156,7 @@ class Outcomes:
             pauses.answered(decision_id)
 
     def stream_ended(self, decision_id: str, cause: str, *, predicted: bool = False) -> None:
-        """End the lease with its ext_proc stream; the outcome waits for its report.
+        """End the reservation with its ext_proc stream; the outcome waits for its report.
 
         ``predicted`` where nobody saw the end, and now is when it was to be expected.
         """
@@ -194,7 +194,7 @@ class Outcomes:
         decision_id, status, now_s = attempt.decision_id, attempt.status, self._clock.mono_s()
         if not decision_id:
             return
-        where = self._resolver.endpoint_of(attempt.served)
+        where = self._endpoint(decision_id, attempt.served)
         tried = self._attempts.get(decision_id)
         if tried is None:
             _remember(self._attempts, decision_id, tried := set())
@@ -211,7 +211,7 @@ class Outcomes:
         if status == NO_MODEL:
             for listener in self.on_no_model.values():
                 listener(decision_id, where)
-        following = self._resolver.endpoint_of(attempt.following)
+        following = self._endpoint(decision_id, attempt.following)
         # This answer is retried for bound requests alone, which is not known here.
         if following and status != NO_MODEL and self._scheduler.has_in_flight(decision_id):
             self._scheduler.served(decision_id, following)
@@ -224,7 +224,7 @@ class Outcomes:
         if before == _REPORTED:  # a second report of one request
             self._late_reports.value += 1.0
             return
-        served = self._resolver.endpoint_of(report.served)
+        served = self._endpoint(report.decision_id, report.served)
         if report.decision_id not in self._finished and report.cause not in _ENDPOINT_FAILED:
             # else the stream showed the headers, or Envoy made them
             self.answered(report.decision_id, served, report.status, report.retry_after)
@@ -269,7 +269,7 @@ class Outcomes:
             self._late_reports.value += 1.0
 
     def expire(self) -> None:
-        """End what outlived its lease, and stop waiting for reports that do not come."""
+        """End what outlived its reservation, and stop waiting for reports that do not come."""
         now_s = self._clock.mono_s()
         for outcome in self._scheduler.expire(now_s):
             self._metrics.value("epp_leases_lost_total", outcome.cause).inc()
@@ -298,7 +298,7 @@ class Outcomes:
         """Merge an outcome with its report, which goes first; ``reported`` is its usage unless refused."""
         facts: dict[str, Any] = {"cause": report.cause.value}
         if report.served:
-            facts["served"] = self._resolver.endpoint_of(report.served)
+            facts["served"] = self._endpoint(report.decision_id, report.served)
             facts["attempts"] = report.attempts or None
         if report.status:
             facts["status"], facts["response_bytes"] = report.status, report.response_bytes
@@ -341,7 +341,7 @@ class Outcomes:
                 self._count_parts(outcome, where, failed, how) if by_answer else self._count(
                     where, failed, how, now_s
                 )
-        served = self._resolver.endpoint_of(report.served)
+        served = self._endpoint(report.decision_id, report.served)
         if report.failure is not None and report.cause is Termination.FAILED_ANSWER:
             self.answered(report.decision_id, served, report.failure.status, FULL_PAUSE_S)
         slot = datastore.slot_of(served)
@@ -352,12 +352,12 @@ class Outcomes:
         """List what a report says of which endpoint, and how it failed, for the log."""
         found: dict[_Verdict, str] = {}
         first = report.picked[0] if report.picked else ""
-        picked, served = self._resolver.endpoint_of(first), self._resolver.endpoint_of(report.served)
+        picked, served = (self._endpoint(report.decision_id, name) for name in (first, report.served))
         # A relay goes on from an engine that refused as well, and does not say.
         if report.attempts > 1 and first != report.served:
             found[picked, True] = "went on to another endpoint"
         if self._scheduler.datastore.slot_of(served) is None:
-            # A relay that was not reached, or broke off: so is the way to the endpoint picked.
+            # A relay that was not reached, or broke off: so is the way to the chosen endpoint.
             if report.attempts == 1 and report.cause in _ENDPOINT_FAILED:
                 found[picked, True] = report.cause.value
         elif report.cause in _ENDPOINT_FAILED:
@@ -367,6 +367,11 @@ class Outcomes:
         elif report.cause in _SERVED and report.status < _CLIENT_ERROR:
             found[served, empty] = _EMPTY if empty else ""
         return found
+
+    def _endpoint(self, decision_id: str, upstream: str) -> str:
+        """Find the endpoint that Envoy calls ``upstream`` in what it tells of a request."""
+        told = self._finished.get(decision_id) or self._unreported.get(decision_id) or _NOTHING
+        return self._resolver.endpoint_of(upstream, self._scheduler.picked(decision_id) or told[0])
 
     def _judge_stream(self, outcome: Outcome) -> _Verdict:
         """Count what a response that the stream showed says of its endpoint; what was counted."""
@@ -383,19 +388,19 @@ class Outcomes:
         return verdict
 
     def _count_honoured(self, outcome: Outcome) -> None:
-        """Count a pick that Envoy did not honour; log it once until Envoy honours one of that endpoint."""
+        """Count a decision that Envoy did not honour; log it once until Envoy honours one there."""
         endpoint = outcome.endpoint
         if outcome.honoured:
             self._not_honoured.discard(endpoint)
         if outcome.honoured is not False:
             return
         self._metrics.value("epp_picks_not_honoured_total").inc()
-        # A late pick of an endpoint that has left the pool is nothing to warn of.
+        # A late decision of an endpoint that has left the pool is nothing to warn of.
         if endpoint not in self._not_honoured and self._scheduler.datastore.slot_of(endpoint) is not None:
             self._not_honoured.add(endpoint)
             log.warning(
-                "Envoy did not honour a pick of %s and used %s: it does not know that endpoint. Let it follow"
-                " pool.eds_file, or render its configuration again (`epp envoy render`)",
+                "Envoy did not honour a decision for %s and used %s: it does not know that endpoint. Let it"
+                " follow pool.eds_file, or render its configuration again (`epp envoy render`)",
                 endpoint,
                 outcome.served,
             )
@@ -452,7 +457,7 @@ def _words(told: Outcome | Report) -> str:
 
 
 def _as_streamed(outcome: Outcome) -> Outcome:
-    """Mark an answer of another endpoint than the one picked, which the stream showed to its end."""
+    """Mark an answer of another endpoint than the chosen one, which the stream showed to its end."""
     if outcome.cause == Cause.COMPLETED.value and outcome.where != outcome.endpoint:
         return replace(outcome, cause=Termination.RETRIED_ELSEWHERE.value)
     return outcome
@@ -460,7 +465,7 @@ def _as_streamed(outcome: Outcome) -> Outcome:
 
 @dataclass(slots=True)
 class _EstimatedEnd:
-    """A request and its prediction; `slot` and `ended_s` once its stream has ended with its pick."""
+    """A request and its prediction; `slot` and `ended_s` once its stream has ended with its decision."""
 
     endpoint: str
     rtt_s: float
@@ -474,10 +479,10 @@ class _EstimatedEnd:
 
 
 class EstimatedReservations:
-    """Ends the leases of requests whose stream ended with the pick.
+    """Ends the reservations of requests whose stream ended with the decision.
 
     Args:
-        scheduler: holds the leases.
+        scheduler: holds the reservations.
         outcomes: takes each end.
         clock: the time.
     """
@@ -508,7 +513,7 @@ class EstimatedReservations:
         self._any.set()
 
     def unsent(self, decision_id: str) -> None:
-        """End a request whose pick did not reach the proxy: no engine has it."""
+        """End a request whose decision did not reach the proxy: no engine has it."""
         if self._estimated.pop(decision_id, None) is not None:
             self._outcomes.stream_ended(decision_id, Cause.CLIENT_GONE.value)
 
@@ -559,7 +564,7 @@ class EstimatedReservations:
     def _borne_out(self, lease: _EstimatedEnd, now_s: float) -> bool:
         datastore, slot = self._scheduler.datastore, lease.slot
         busy = datastore.engine.block(now_s)[[RUNNING, WAITING], slot].sum()
-        # False where unknown
+        # false without metrics
         return self._is_there(lease) and bool(
             busy >= datastore.in_flight_tokens(slice(slot, slot + 1))[PROMISED_REQUESTS, 0]
         )

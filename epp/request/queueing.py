@@ -63,7 +63,6 @@ class Queueing:
         #: Labels of flows, and what counts their requests that are let go.
         self._flows: dict[tuple[str, int, str, str | None], _FlowCounts] = {}
         self._look_seconds = metrics.histogram("llm_d_epp_flow_control_dispatch_cycle_duration_seconds")
-        self._schedule_seconds = metrics.histogram("llm_d_epp_scheduler_e2e_duration_seconds")
         self._timer: asyncio.TimerHandle | None = None
         binding.on_ready = self._wake
 
@@ -92,11 +91,13 @@ class Queueing:
                 held_bytes=held_bytes,
             )
         except NotAdmittedError as error:
+            self._enqueued(labels, _outcome(error), began_s)
             self._count(labels, error, 0.0)
             raise
         if isinstance(found, Waiter):
+            self._enqueued(labels, "NotYetFinalized", began_s)
             return self._settled(found, labels, held_bytes - body_bytes)
-        self._schedule_seconds.observe(self._clock.mono_s() - began_s)
+        self._metrics.requests.scheduled(found, self._clock.mono_s() - began_s)
         seconds.observe(0.0)
         dispatched.value += 1.0
         return found
@@ -146,10 +147,11 @@ class Queueing:
             settled = self.binding.poll(began_s, self._clock.wall_s())
         finally:
             self._set_timer()
-        took_s, decided = self._clock.mono_s() - began_s, sum(one.decision is not None for one in settled)
+        took_s = self._clock.mono_s() - began_s
         self._look_seconds.observe(took_s)
-        for _ in range(decided):
-            self._schedule_seconds.observe(took_s / decided)
+        decisions = [one.decision for one in settled if one.decision is not None]
+        for decision in decisions:
+            self._metrics.requests.scheduled(decision, took_s / len(decisions))
         self._settle(settled)
 
     def _settle(self, waiters: list[Waiter]) -> None:
@@ -175,10 +177,13 @@ class Queueing:
 
     def _count(self, labels: tuple[str, ...], error: Exception | None, waited_s: float) -> None:
         """Count a request that is let go or dropped, as llm-d does: also those that did not wait."""
-        outcome = "Dispatched" if error is None else DROPPED.get(getattr(error, "rule", ""), DROPPED["other"])
-        seconds, total = self._counters(labels, outcome)
+        seconds, total = self._counters(labels, _outcome(error))
         seconds.observe(waited_s)
         total.value += 1.0
+
+    def _enqueued(self, labels: tuple[str, ...], outcome: str, began_s: float) -> None:
+        name = "llm_d_epp_flow_control_request_enqueue_duration_seconds"
+        self._metrics.histogram(name, *labels[:2], outcome).observe(self._clock.mono_s() - began_s)
 
     def _counters(self, labels: tuple[str, ...], outcome: str) -> tuple[Histogram, Value]:
         seconds = "llm_d_epp_flow_control_request_queue_duration_seconds"
@@ -206,3 +211,8 @@ def _seconds(text: str) -> float:
     except ValueError:
         return 0.0
     return found if 0.0 < found < math.inf else 0.0
+
+
+def _outcome(error: Exception | None) -> str:
+    """Name the end of a request in the queue as llm-d does."""
+    return "Dispatched" if error is None else DROPPED.get(getattr(error, "rule", ""), DROPPED["other"])

@@ -1,7 +1,7 @@
-"""Relays: which ones a pick goes through.
+"""Relays: which ones a decision goes through.
 
-A pick goes to the relays of its endpoints' regions, as addresses that Envoy knows, each connection of a relay
-in turn; relays read the pick from its header and pass over endpoints of other regions.
+A decision goes to the relays of its endpoints' regions, as addresses that Envoy knows, each connection of a
+relay in turn; relays read the decision from its header and pass over endpoints of other regions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class RelayPaths:
         self.resolver.set_pool(address for addresses in self._addresses.values() for address in addresses)
 
     def set_path(self, pick: Destination, decision: Decision) -> None:
-        """Name a pick's relays: of its endpoints first, then of the other regions that it may go to.
+        """Name a decision's relays: of its endpoints first, then of the other regions that it may go to.
 
         Each region comes once, with the connection whose turn it is: a relay that cannot be reached on one
         is not likely to be on the next, so a retry goes elsewhere.

@@ -4,8 +4,8 @@ The draw is keyed by the decision's id, so that a record shows whether it was in
 ``max_chunks_per_s`` the share falls in proportion; it rises again in steps when there is room for a step.
 Streams that are being read are read to their end, so the rate follows the share with the length of an answer,
 and the share is left alone for a while after each change. A request in full duplex that only the limit leaves
-unread is carried: its stream can end with its pick only by a replacement of its body, which is the operator's
-choice to make.
+unread is carried: its stream can end with its decision only by a replacement of its body, which is the
+operator's choice to make.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Sampler:
         now_s: the monotonic time.
         share: the share in force.
         counts: responses by what became of them.
-        may_end_streams: whether any stream may end with its pick.
+        may_end_streams: whether any stream may end with its decision.
     """
 
     def __init__(self, settings: ObserveSection, clock: Clock) -> None:

@@ -1,4 +1,4 @@
-"""What Envoy may try after the endpoint picked: whether refusals are retried, and who is the last resort.
+"""What Envoy may try after the chosen endpoint: whether refusals are retried, and who is the last resort.
 
 An engine's refusal is retried as often as the list has further endpoints, so that none is asked twice and the
 last refusal reaches the client. The innermost Envoy does it: behind relays each of them.
@@ -26,7 +26,7 @@ from epp.config.retries import (
     RETRY_ON_HEADER,
 )
 from epp.extproc.messages import DECISION_HEADER
-from epp.types import PEER_CLASS
+from epp.types import PEER_CLASS, split_rank
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -122,5 +122,5 @@ class Retries:
         if decision.snapshot.models or decision.request.previous_response or len(decision.legs) > 1:
             return []
         known = [address for rule in _FOR_A_WHILE for address in decision.excluded.get(rule, ())]
-        room = MAX_LISTED - 1 - len(decision.fallbacks)
-        return [address for address in known if address not in self._peers][:room]
+        room, rank = MAX_LISTED - 1 - len(decision.fallbacks), split_rank(decision.endpoint)[1]
+        return [name for name in known if name not in self._peers and split_rank(name)[1] == rank][:room]

@@ -1,4 +1,4 @@
-"""Spans of requests over OTLP: who was picked, before whom, by which margin and terms.
+"""Spans of requests over OTLP: who was chosen, before whom, by which margin and terms.
 
 Imported where `tracing` is on. OpenTelemetry's own environment variables (`OTEL_*`) configure it. Spans wait
 in a bounded queue and leave in a thread, so that no request waits for a collector. Export is gRPC, which is

@@ -64,7 +64,8 @@ _SLICE_S = 0.002
 _OVER_BUDGET_S = 0.1
 #: Connections of a peer that wait so at once; each may hold a read of 256 KiB, and more of them are cut.
 _MAX_THROTTLED = 64
-#: Calls of a lost connection that end in one turn: each may give back its lease and its memory, some 0.1 ms.
+#: Calls of a lost connection that end in one turn: each may give back its reservation and its memory, some
+#: 0.1 ms.
 _MAX_ENDS = 32
 #: An idle connection that was ended closes within this, or is aborted.
 _CLOSE_S = 1.0

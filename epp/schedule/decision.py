@@ -21,7 +21,16 @@ from epp.policies.registry import draws, params_of
 from epp.schedule.propensities import propensities
 from epp.schedule.select import select, with_local
 from epp.signals.duration import Duration, predict_duration
-from epp.types import CACHED_SOURCES, HELPERS, NUMERIC_COLUMNS, PEER_CLASS, PREFILLS, RTT_SOURCES, Role
+from epp.types import (
+    CACHED_SOURCES,
+    HELPERS,
+    NUMERIC_COLUMNS,
+    PEER_CLASS,
+    PREFILLS,
+    RTT_SOURCES,
+    Role,
+    split_rank,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,6 +51,7 @@ SCHEMA_VERSION = 2
 ASKED = (
     "model",
     "prompt_tokens",
+    "block_tokens",
     "body_bytes",
     "max_output_tokens",
     "affinity_key",
@@ -113,7 +123,7 @@ class Decision(Struct, frozen=True):
     """Where a request goes, with everything that this was made from.
 
     Attributes:
-        at_wall_s: Unix time of the pick.
+        at_wall_s: Unix time of the decision.
         basis: whether the policy or plain balancing chose.
         policy: name of the policy that ranked.
         request: what it knew of the request.
@@ -180,12 +190,12 @@ class Decision(Struct, frozen=True):
 
     @property
     def upstream_model(self) -> str:
-        """What the pick's engine calls the model, its public name unless told otherwise."""
+        """What the chosen engine calls the model, its public name unless told otherwise."""
         return self.snapshot.models[self.chosen] if self.snapshot.models else self.request.model
 
     @property
     def untried_models(self) -> frozenset[str]:
-        """Models that could serve the request again, neither tried nor picked now, and worth the attempt.
+        """Models that could serve the request again, neither tried nor chosen now, and worth the attempt.
 
         All are worth it unless the policy tells of some that they are not.
         """
@@ -197,12 +207,12 @@ class Decision(Struct, frozen=True):
 
     @property
     def endpoint(self) -> str:
-        """Address of the pick."""
+        """Address of the chosen endpoint."""
         return self.snapshot.endpoints[self.chosen]
 
     @property
     def destination(self) -> str:
-        """The pick and its fallbacks as the ordered comma list that Envoy is sent."""
+        """The chosen endpoint and its fallbacks as the ordered comma list that Envoy is sent."""
         names = self.snapshot.endpoints
         return ",".join((names[self.chosen], *(names[index] for index in self.fallbacks)))
 
@@ -219,7 +229,7 @@ class Decision(Struct, frozen=True):
 
     @property
     def uncached_tokens(self) -> int:
-        """Prompt tokens that the pick is expected to prefill."""
+        """Prompt tokens that the chosen endpoint is expected to prefill."""
         return round(float(self.snapshot.uncached_tokens[self.chosen]))
 
 
@@ -248,12 +258,14 @@ def legs_of(
     role = Role.WHOLE if prefiller is None else Role.DECODE
     if seen.workers:
         fallbacks = _fitting(seen, chosen, fallbacks, legs)
+    rank = split_rank(seen.endpoints[chosen])[1]  # the header that names it stays where Envoy goes on
+    fallbacks = tuple(row for row in fallbacks if split_rank(seen.endpoints[row])[1] == rank)
     return (*legs, Leg(chosen, fallbacks[:most], role, request.decision_id, expected))
 
 
 def _fitting(seen: Snapshot, chosen: int, fallbacks: tuple[int, ...], helpers: list[Leg]) -> tuple[int, ...]:
     """Keep fallbacks that fit who helps the chosen one, and that prefill where nobody does it for them."""
-    groups, prefills = list(groups_of(seen)), seen.extra[PREFILLS].tolist()
+    groups, prefills = list(groups_of(Role.PREFILL, seen)), seen.extra[PREFILLS].tolist()
     names = {seen.workers[leg.role].endpoints[leg.index] for leg in helpers}
     prefilled = any(leg.role is Role.PREFILL for leg in helpers)
     return tuple(
@@ -402,9 +414,9 @@ class Outcome(Struct, frozen=True):
 
     Attributes:
         id: its decision.
-        endpoint: address picked.
+        endpoint: address of the chosen endpoint.
         cause: why it ended, as `epp.extproc.types.Cause` or `epp.request.access_log.Termination` spells it;
-            ``expired`` where its lease outlived its time.
+            ``expired`` where its reservation outlived its time.
         status: HTTP status of the response.
         ttft_ms: first piece of the answer: after the request's arrival at Envoy where Envoy tells it, else
             after the decision.
@@ -421,13 +433,13 @@ class Outcome(Struct, frozen=True):
             its client's upload, for the most part. Not recorded.
         usage_refused: the engine reported counts that cannot be, which are not in `usage`. Not recorded.
         generates: the request asked for tokens: no embedding, and no limit of 0. Not recorded.
-        honoured: whether Envoy's first attempt went to the pick, None when not told. It goes elsewhere where
-            Envoy's cluster lacks that endpoint.
+        honoured: whether Envoy's first attempt went to the chosen endpoint, None when not told. It goes
+            elsewhere where Envoy's cluster lacks that endpoint.
         answers: how many it got, of one length where nothing else is told; recorded where there are several.
         failure: what the engine said where it failed the request, in an answer of any status.
         model: what the answer calls the model, ``""`` where it does not say. Not recorded.
         came_back: an engine had refused it before. Not recorded.
-        workers: addresses of those who did a part for the pick, by role.
+        workers: addresses of those who did a part for the chosen endpoint, by role.
     """
 
     id: str
@@ -471,7 +483,7 @@ class Outcome(Struct, frozen=True):
 
     @property
     def where(self) -> str:
-        """Who served it, as far as is known: the pick until something else is told."""
+        """Who served it, as far as is known: the chosen endpoint until something else is told."""
         return self.served or self.endpoint
 
     @property
@@ -567,8 +579,7 @@ def rerun(decision: Decision, policy: Policy, tolerance: float = 0.0) -> Decisio
         decision.slow_start_weights,
         decision.snapshot.endpoints,
         tolerance=band,
-        # Of pairs those that do not fit are left out afterwards.
-        fallbacks=MAX_LISTED - 1 if decision.snapshot.workers else len(decision.fallbacks),
+        fallbacks=MAX_LISTED - 1,  # those that do not fit are left out afterwards
         seed=decision.seed,
         key=decision.id,
         upstream_models=decision.snapshot.models,

@@ -16,7 +16,7 @@ from msgspec import Struct
 from epp.errors import NoEndpointError
 from epp.policies.base import Need, Policy
 from epp.schedule.subset import hosts_of
-from epp.types import HELPERS, Role, answers
+from epp.types import HELPERS, Role, answers, split_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -96,6 +96,8 @@ class Filters:
         self.names_models = False
         #: Whether endpoints have roles, or the policy has some do a part of requests for others.
         self.has_roles = False
+        #: Whether any endpoint is a rank behind an address that it shares.
+        self.has_ranks = False
         #: What a request is for that names no model: the only one of the pool, adapters aside; ``""`` where
         #: an endpoint serves any, None where there are several.
         self.only_model: str | None = ""
@@ -115,6 +117,7 @@ class Filters:
             endpoint.roles or self._policy.roles(endpoint).intersection(HELPERS)
             for endpoint in self._pool.values()
         )
+        self.has_ranks = any(split_rank(endpoint.address)[1] for endpoint in self._pool.values())
         self.names_models = any(
             endpoint.models or endpoint.context_tokens is not None for endpoint in self._pool.values()
         )
@@ -253,9 +256,10 @@ class Filters:
         if not cannot_prefill or (request.opaque and Need.PROMPT in self._policy.needs):
             return cannot_prefill
 
-        def kind(slot: int) -> tuple[str, str, str]:
+        def kind(slot: int) -> tuple[str, ...]:
             endpoint = self._pool[slot]
-            return endpoint.region, endpoint.revision, endpoint.served_name(request.model)
+            rank = split_rank(endpoint.address)[1]
+            return endpoint.region, endpoint.revision, endpoint.served_name(request.model), rank
 
         kinds = set(map(kind, workers[Role.PREFILL].tolist() if Role.PREFILL in workers else ()))
         return {slot for slot in cannot_prefill if kind(slot) not in kinds}

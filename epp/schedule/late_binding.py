@@ -170,7 +170,7 @@ class LateBinding:
         self._yielded: dict[int, dict[int, float]] = {}
         self._saturation, self._looks = saturation, 0
         self._unmoved: deque[Waiter] = deque()  # they wait for engines of an earlier pool
-        self.programs = ProgramGate(scheduler, settings) if settings.programs.enabled else None
+        self.programs = ProgramGate(scheduler, settings) if settings.programs.holds else None
         self._room, self._ready, self._other_pool = Room(scheduler.datastore), False, False
         #: Whether a request that finds room needs no more than that.
         self._plain = self.programs is None and not settings.limits and not self.queue.attains
@@ -458,6 +458,8 @@ class LateBinding:
             self._scheduler.end(waiter.decision.id, "client-gone", now_s)
         elif waiter.refusal is None:
             self._remove(waiter)
+            if waiter.held and self.programs is not None:
+                self.programs.left(waiter, now_s)
         waiter.refusal = waiter.refusal or NotAdmittedError("its client has gone", "client")
 
     def _remove(self, waiter: Waiter) -> None:

@@ -45,7 +45,7 @@ class ModelWatch:
         self._model = model
 
     def seen(self, decision: Decision) -> None:
-        """Take a decision: the model's inputs of the endpoint that was picked."""
+        """Take a decision: the model's inputs of the chosen endpoint."""
         if self._model is not None:
             self._rows.append(self._model.inputs(decision.request, decision.snapshot)[decision.chosen])
 

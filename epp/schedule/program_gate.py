@@ -39,6 +39,9 @@ COLD_MS, COLD_S = 500.0, 10.0
 #: Share of a KV cache that other traffic has taken of late: from there on half of the engines are kept from
 #: held turns while the others compute contexts.
 CHAT = 0.002
+#: So many turns that callers gave up in a row, none of the others having waited as long, say that nobody here
+#: waits so long: none is held for so long then, and none of a caller that gave one up.
+GIVEN_UP, UNHELD_S = 3, 600.0
 #: `ProgramGate.enter`: it is held.
 HELD = -2
 
@@ -54,17 +57,22 @@ class ProgramGate:
         held: turns that wait for a place.
         sets: who has one.
         guard: whether anything is held at all.
-        counts: turns that were held, and of these the ones forced, let go without a place; tokens of agents'
-            prompts, and those expected cached.
+        counts: turns that were held, and of these the ones forced, let go without a place, and the ones left,
+            given up by their callers; tokens of agents' prompts, and those expected cached.
         longest_s: the longest that one was held.
+        unheld_until_s: until when none is held, for callers do not wait.
+        on_unheld: called when that begins, with the time that the last one waited.
     """
 
     def __init__(self, scheduler: Scheduler, settings: QueueSection) -> None:
         programs = settings.programs
         self.held, self.guard = RequestQueue(settings), Guard()
         self.sets = ProgramSets(programs.quantum_s, programs.age_s)
-        self.counts = dict.fromkeys(("held", "forced", "prompt", "cached"), 0)
+        self.counts = dict.fromkeys(("held", "forced", "left", "prompt", "cached"), 0)
         self.longest_s = 0.0
+        self.unheld_until_s = self._left_s = -math.inf
+        self.on_unheld: Callable[[float], None] = lambda _: None
+        self._left_in_a_row, self._shortest_left_s = 0, math.inf
         self._book = ProgramBook(self.sets.pause)
         self._datastore, self._longest_hold_s = scheduler.datastore, programs.longest_hold_s
         self._turns: dict[str, tuple[Program, RequestInfo, int]] = {}
@@ -120,7 +128,7 @@ class ProgramGate:
         self._ask_engines(now_s)
         waiter.program = program = self._program_of(measured)
         known = [slot for slot in slots if slot in self.sets.engines]
-        if not known or not self._is_gated(program, known[0]):
+        if not known or not self._is_gated(program, known[0], now_s):
             self.sets.pause(program)
             return None
         rate_ms = float(self._datastore.rates.block()[1, known].mean())
@@ -166,16 +174,16 @@ class ProgramGate:
         if not program.running:
             self.sets.resize(program, max(tokens, program.context_tokens / 2), shared_tokens)
 
-    def _is_gated(self, program: Program, slot: int) -> bool:
+    def _is_gated(self, program: Program, slot: int, now_s: float) -> bool:
         worth = program.known and not self.sets.is_small(program, slot)
-        return worth and program.running < MOST_AT_ONCE
+        return worth and program.running < MOST_AT_ONCE and now_s >= program.unheld_until_s
 
     def sent(self, program: Program | None, decision: Decision, slot: int, now_s: float) -> None:
         """Note that a request goes to an engine."""
         if program is None:
             return
         request, seen = decision.request, decision.snapshot
-        if self._is_gated(program, slot):
+        if self._is_gated(program, slot, now_s):
             self.sets.sent(program, slot, now_s)
             self.counts["prompt"] += request.prompt_tokens
             self.counts["cached"] += round(float(seen.cached_tokens[decision.chosen]))
@@ -275,9 +283,29 @@ class ProgramGate:
         return ready if busy < (max(len(slots) // 2, 1) if chats else len(slots)) else set()
 
     def _let_go(self, waiter: Waiter, now_s: float) -> Waiter:
-        waiter.held = False
-        self.longest_s = max(self.longest_s, now_s - waiter.came_s)
+        waiter.held, waited_s = False, now_s - waiter.came_s
+        self.longest_s = max(self.longest_s, waited_s)
+        if waited_s >= self._shortest_left_s:
+            self._left_in_a_row, self._shortest_left_s = 0, math.inf
         return waiter
+
+    def left(self, waiter: Waiter, now_s: float) -> None:
+        """Take that a held turn was given up, by its client or by what is between: it cannot wait as long.
+
+        Those of one moment count once: a gateway that dies says nothing of how long others wait.
+        """
+        self.counts["left"] += 1
+        if waiter.program is not None:
+            waiter.program.unheld_until_s = now_s + UNHELD_S
+        if now_s - self._left_s < LOOK_S:
+            return
+        waited_s, self._left_s = now_s - waiter.came_s, now_s
+        self._left_in_a_row += 1
+        self._shortest_left_s = min(self._shortest_left_s, waited_s)
+        if self._left_in_a_row == GIVEN_UP:
+            self._left_in_a_row, self._shortest_left_s = 0, math.inf
+            self.unheld_until_s = now_s + UNHELD_S
+            self.on_unheld(waited_s)
 
     def pool_changed(self) -> None:
         """Forget engines that left; let whoever waits be served by those that came."""
@@ -303,4 +331,4 @@ class ProgramGate:
                 self.sets.set_engine(slot, float(tokens), float(rates[slot]) / 1e3)
 
     def _holds(self, now_s: float) -> bool:
-        return self.guard.look(len(self.sets.engines), now_s)
+        return self.guard.look(len(self.sets.engines), now_s) and now_s >= self.unheld_until_s

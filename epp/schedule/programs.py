@@ -58,6 +58,7 @@ class Program:
         told: the name by which other pickers know it, 0 for none.
         version: counts changes at all pickers: the higher one holds.
         theirs: another picker told of it last.
+        unheld_until_s: until when its turns are not held, for its caller gave one up.
     """
 
     known: bool = False
@@ -73,6 +74,7 @@ class Program:
     told: int = 0
     version: int = 0
     theirs: bool = False
+    unheld_until_s: float = -math.inf
 
     @property
     def tokens(self) -> float:

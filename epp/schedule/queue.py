@@ -106,7 +106,7 @@ class Waiter:
         """Say when its turn is among its flow's requests for a target.
 
         One that an engine refused is the first. Where a request is not served best, it stands behind whoever
-        came until its patience was over: a long queue keeps caches as warm as a short one.
+        came until its patience was over: a long queue loses no more of caches than a short one.
         """
         late_s = 0.0 if target == self.best else self.patience_s
         dateless = math.isinf(self.deadline_s)
@@ -312,7 +312,8 @@ class RequestQueue:
         #: Logarithm of what each flow was served, where tokens count twice as much with each half-life.
         self._attained: dict[str, float] = {}
         bands = (settings, settings.negative or settings, *settings.bands)
-        self.attains = any(band.fairness == "program-aware" for band in bands)
+        lives = [band.half_life_s or math.inf for band in bands if band.fairness == "program-aware"]
+        self.attains, self._half_life_s = bool(lives), min(lives, default=math.inf)
 
     def __len__(self) -> int:
         """Count the requests that wait."""
@@ -421,6 +422,10 @@ class RequestQueue:
         band.requests -= 1
         band.held_bytes -= waiter.held_bytes
         self._forget(priority)
+
+    def attained(self, now_s: float) -> dict[str, float]:
+        """Return what flows were served of late, in tokens, by their names."""
+        return {flow: 2.0 ** (served - now_s / self._half_life_s) for flow, served in self._attained.items()}
 
     def served(self, priority: int, flow: str, tokens: float, now_s: float) -> None:
         """Count a request that went: for those of its band that wait, or for what its flow attained."""

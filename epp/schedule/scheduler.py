@@ -39,7 +39,7 @@ from epp.signals.datastore import Datastore
 from epp.signals.duration import transfer_ms
 from epp.signals.links import token_ms
 from epp.signals.stored_responses import key_of
-from epp.types import HELPERS, PREFILLING, PREFILLS, PREFIX_KEY_TOKENS, Role, Snapshot
+from epp.types import HELPERS, PREFILLING, PREFILLS, PREFIX_KEY_TOKENS, Role, Snapshot, answers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -108,7 +108,7 @@ def datastore_of(config: Config, index: PrefixIndex) -> Datastore:
 
 
 class Scheduler:
-    """Decides and remembers what it promised.
+    """Decides and remembers what it reserved.
 
     Args:
         datastore: the signals.
@@ -161,6 +161,11 @@ class Scheduler:
 
     def set_pool(self, endpoints: Sequence[Endpoint], now_s: float) -> None:
         """Replace the pool; what is known of endpoints that stay is kept."""
+        policy = self.policy
+        answering = (
+            each.address for each in endpoints if policy.admits(each) and answers(policy.roles(each))
+        )
+        self.datastore.helpers = frozenset(each.address for each in endpoints).difference(answering)
         self.datastore.apply(endpoints, now_s)
 
     def replace_policy(self, policy: Policy) -> None:
@@ -309,12 +314,13 @@ class Scheduler:
         ranking = policy.rank(request, seen, values, settings.seed)
         shares = self._slow_start_weights(found.slots, now_s)
         band = settings.tolerance if policy.ties is Ties.BAND else 0.0
+        most = MAX_LISTED - 1 if found.bound and settings.fallbacks else settings.fallbacks
         selection = select(
             ranking.costs,
             shares,
             seen.endpoints,
             tolerance=band,
-            fallbacks=MAX_LISTED - 1 if found.bound and settings.fallbacks else settings.fallbacks,
+            fallbacks=MAX_LISTED - 1 if most and self.filters.has_ranks else most,
             seed=settings.seed,
             key=request.decision_id,
             upstream_models=found.served_models,
@@ -334,7 +340,7 @@ class Scheduler:
             tolerance=band,
             ranking=ranking,
             slow_start_weights=shares,
-            legs=legs_of(request, seen, selection.chosen, selection.fallbacks, ranking.partners),
+            legs=legs_of(request, seen, selection.chosen, selection.fallbacks, ranking.partners, most=most),
             tied=selection.tied,
             slow_start_excluded=selection.slow_start_excluded,
             arm=arm,
@@ -630,9 +636,14 @@ class Scheduler:
             datastore.stored.store(slot, key_of(response_id), now_s)
 
     def workers_of(self, decision_id: str) -> Mapping[Role, str]:
-        """Return who does a part of a request for the endpoint picked, by role, until it is settled."""
+        """Return who does a part of a request for the chosen endpoint, by role, until it is settled."""
         entry = self._known(decision_id)
         return {} if entry is None else entry.workers
+
+    def picked(self, decision_id: str) -> str:
+        """Return the endpoint picked for a request, until it is settled; ``""`` then."""
+        entry = self._known(decision_id)
+        return "" if entry is None else entry.leg.endpoint
 
     def request_of(self, decision_id: str) -> RequestInfo | None:
         """Return what a request was taken for, until it is settled."""
@@ -677,7 +688,7 @@ class Scheduler:
             learn_from(entry, outcome, self.datastore, self._learn)
 
     def expire(self, now_s: float) -> list[Outcome]:
-        """End the requests whose leases outlived their time."""
+        """End the requests whose reservations outlived their time."""
         found: list[Outcome] = []
         for lease in self.datastore.ledger.expire(now_s):
             if (entry := self._in_flight.pop(lease, None)) is not None:

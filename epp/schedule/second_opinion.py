@@ -1,4 +1,4 @@
-"""What another policy says of decisions that were taken, and how much longer its picks would have taken."""
+"""What another policy says of decisions that were taken, and how much longer its own would have taken."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ask(decision: Decision, policy: Policy, tolerance: float) -> tuple[int, floa
     """Ask a policy about a decision.
 
     Returns:
-        What it would have chosen, and how many ms longer that would take than the live pick, estimated at
+        What it would have chosen, and how many ms longer that would take than the live decision, estimated at
         learned rates.
     """
     chosen = rerun(decision, policy, tolerance).chosen

@@ -7,10 +7,10 @@ Pure functions over columns. The order of events, which `epp.schedule.propensiti
    nobody is admitted, everybody with a share is.
 2. The best admitted cost opens a band; every admitted endpoint within it is equally likely.
 3. Fallbacks are the other admitted endpoints by cost, then the endpoints that were not admitted, those with
-   a share first. Where engines have different names for the model only those follow that use the pick's: a
-   body is written once.
-4. Where the pick is a peer region and so are all fallbacks, the last of them gives way to the cheapest local
-   endpoint: a region that refuses or cannot be reached costs no more than its round trip.
+   a share first. Where engines have different names for the model only those follow that use the chosen
+   endpoint's: a body is written once.
+4. Where the chosen endpoint is a peer region and so are all fallbacks, the last of them gives way to the
+   cheapest local endpoint: a region that refuses or cannot be reached costs no more than its round trip.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Selection(Struct, frozen=True):
     """Indices into the ranked columns.
 
     Attributes:
-        chosen: the pick.
+        chosen: the first choice.
         fallbacks: further choices in order.
         tied: how many endpoints the draw was among.
         slow_start_excluded: endpoints kept out of this decision by slow start, or because they have no proof.

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from epp.config.address import split_address
+from epp.types import split_rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -43,16 +44,16 @@ class Entry(Struct, frozen=True):
         return cls(_host(host), port)
 
 
-#: Canonical host -> port -> the endpoint's address, of a pool.
-Hosts = dict[str, dict[int, str]]
+#: Canonical host -> port -> the endpoints there, of a pool.
+Hosts = dict[str, dict[int, list[str]]]
 
 
 def hosts_of(addresses: Iterable[str]) -> Hosts:
     """Group a pool by host and port."""
     hosts: Hosts = {}
     for address in addresses:
-        host, port = split_address(address)
-        hosts.setdefault(_host(host), {})[port] = address
+        host, port = split_address(split_rank(address)[0])
+        hosts.setdefault(_host(host), {}).setdefault(port, []).append(address)
     return hosts
 
 
@@ -61,15 +62,13 @@ class Subset(Struct, frozen=True):
 
     entries: tuple[Entry, ...] = ()
 
-    def addresses(self, hosts: Mapping[str, Mapping[int, str]]) -> dict[str, None]:
+    def addresses(self, hosts: Hosts) -> dict[str, None]:
         """List the pool's endpoints that are allowed, each once, in the order of the entries."""
         allowed: dict[str, None] = {}
         for entry in self.entries:
             ports = hosts.get(entry.host, {})
-            if entry.port is None:
-                allowed |= dict.fromkeys(ports.values())
-            elif entry.port in ports:
-                allowed[ports[entry.port]] = None
+            for port in ports if entry.port is None else (entry.port,):
+                allowed |= dict.fromkeys(ports.get(port, ()))
         return allowed
 
 

@@ -35,6 +35,7 @@ from epp.rpc.accepting import allowed_connections, located
 from epp.schedule.admission import AdmissionController
 from epp.schedule.decision import to_record
 from epp.schedule.late_binding import LateBinding
+from epp.schedule.program_gate import UNHELD_S
 from epp.schedule.scheduler import Scheduler, SchedulerSettings, datastore_of
 from epp.schedule.waiting import in_time
 from epp.schedule.weights import WeightBook
@@ -73,7 +74,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Between two looks at leases that outlived their time; just over the sampler's window.
+#: Between two looks at reservations that outlived their time; just over the sampler's window.
 HOUSEKEEPING_S = 1.05
 #: Longest wait at the end for the collector of spans.
 FLUSH_S = 2.0
@@ -110,7 +111,7 @@ class App:
     def __init__(self, config: Config, base: Path, source: str, clock: Clock, host: Host = _ALONE) -> None:
         self._host, self._draining, self._decision_ids = host, False, DecisionIds(host.index)
         self._config, self._base, self._source, self._clock = config, base, source, clock
-        self.metrics, self.tasks = Metrics(TABLE), Tasks()
+        self.metrics, self.tasks = Metrics(TABLE, old_names=config.protocol.old_metric_names), Tasks()
         self._secrets = hash_secrets(config, base, source)
         hashers = [BlockHasher(secret, config.prefix.block_bytes) for secret in self._secrets]
         hasher = hashers[0]
@@ -189,6 +190,8 @@ class App:
                 self._queueing.binding, self.scheduler.datastore, self._clock.mono_s, self._inference_pool
             )
             self.metrics.show("queue", queue)
+            if queue.binding.queue.attains:
+                self.metrics.show("waits", self.metrics)
         if self._kv_events is not None:
             self.metrics.show("kv events", self._kv_events)
         if self._peers is not None:
@@ -242,10 +245,17 @@ class App:
             return None
         from epp.request.queueing import Queueing  # noqa: PLC0415  # only where it is configured
 
-        if settings.programs.enabled:
-            words = "turns of agents are held for up to %g s: clients, gateways and routes must wait as long"
-            log.info(words, settings.longest_s)
         binding = LateBinding(self.scheduler, settings, saturation)
+        if binding.programs is not None:
+            where = "" if settings.full_duplex else ", but not in full duplex"
+            words = (
+                "turns of agents are held for up to %g s%s: clients, gateways and routes must wait as long"
+            )
+            log.info(words, settings.programs.longest_hold_s, where)
+            words = "turns of agents are not held for %g s: callers gave up, the last one after %.1f s"
+            binding.programs.on_unheld = partial(log.warning, words, UNHELD_S)
+        elif settings.programs.enabled:
+            log.warning("turns of agents are not held: queue.programs.longest_hold_s is not above age_s")
         return Queueing(binding, settings.longest_s, self._clock, self.metrics, self._inference_pool)
 
     def _build_learning(self) -> Learning | None:

@@ -7,11 +7,13 @@ import logging
 import re
 import resource
 import secrets
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from epp.feeds.files import read_secret
+from epp.prefix_cache.index import MAX_TOKENS
 from epp.prefix_cache.state_slots import StateSlots
 from epp.prefix_cache.warm_index import WarmIndex
 
@@ -123,6 +125,7 @@ def index_of(settings: Prefix, hasher: BlockHasher) -> WarmIndex:
     """Make the prefix index as configured."""
     return WarmIndex(
         capacity_tokens=settings.capacity_tokens,
+        max_tokens=sys.maxsize if settings.capacity_stated else MAX_TOKENS,
         name_block=hasher.export_id,
         coarse_blocks=hasher.coarse_blocks,
         states=StateSlots.of(settings.state_slots, settings.chunk_tokens),

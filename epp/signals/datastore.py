@@ -29,7 +29,7 @@ from epp.signals.room import Room
 from epp.signals.rtt import RttTable
 from epp.signals.slots import SlotMap, grown, rows_of
 from epp.signals.stored_responses import StoredResponses
-from epp.types import FILLABLE_COLUMNS, NUMERIC_COLUMNS, Snapshot, answers
+from epp.types import FILLABLE_COLUMNS, NUMERIC_COLUMNS, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -193,6 +193,8 @@ class Datastore:
         eject_s: float = 5.0,
         capacity_stated: bool = False,
     ) -> None:
+        #: Those that the policy has answer no requests.
+        self.helpers: frozenset[str] = frozenset()
         self._capacity_stated = capacity_stated
         self.index, self.prefixes = index, PrefixSources(index)
         self.ledger, self.links = LoadLedger(), Links()
@@ -219,12 +221,12 @@ class Datastore:
         self.remote: Remote | None = None
         #: What engines say that they hold, None where none is listened to.
         self.engine_caches: EngineCaches | None = None
-        #: What other pickers promised, None where there are none.
+        #: In-flight load of other pickers, None where there are none.
         self.peer_load: PeerLoad | None = None
         self._measured = Measured(self.rtt, self.engine)
         self._members: dict[str, tuple[int, Endpoint]] = {}
         self._applied = False
-        self._fresh_s = np.zeros(0, np.float64)  # since when it has been cold; -inf for warm from the start
+        self._fresh_s = np.zeros(0, np.float64)  # since when it starts slowly; -inf for past slow start
         self._last_fresh_s = -math.inf
         self._learned_tokens: dict[int, int] = {}
         self._listed: dict[int, Mapping[str, ListedModel]] = {}
@@ -265,7 +267,7 @@ class Datastore:
         """Make these the pool, in this order.
 
         Endpoints that stay keep all that is known of them, unless their uid is another. Endpoints of the very
-        first pool count as warm; later ones warm up.
+        first pool count as past slow start; later ones start slowly.
         """
         wanted = {endpoint.address: endpoint for endpoint in endpoints}
         for address in [address for address in self._members if address not in wanted]:
@@ -378,7 +380,7 @@ class Datastore:
         return listed or self._members[address][1].context_tokens
 
     def warm_share(self, now_s: float, warmup_s: float) -> Floats | None:
-        """Return the slow-start share by slot, 0..1; None when everybody is warm.
+        """Return the slow-start share by slot, 0..1; None when all are past it.
 
         The share grows linearly over ``warmup_s`` from the moment at which an endpoint joined, restarted or
         returned from an ejection.
@@ -439,7 +441,7 @@ class Datastore:
         return Snapshot(endpoints, regions, engine_classes, block, unknown, measured.rtt_sources, models)
 
     def in_flight_tokens(self, rows: Rows) -> Floats:
-        """Return what all pickers have promised these slots: the rows of `LoadLedger.block`."""
+        """Return all pickers' in-flight load of these slots: the rows of `LoadLedger.block`."""
         own: Floats = self.ledger.block[:, rows]
         return own if self.peer_load is None else own + self.peer_load.in_flight_tokens(rows, own)
 
@@ -454,8 +456,12 @@ class Datastore:
             [
                 slot
                 for slot, endpoint in self.members
-                if answers(endpoint.roles)
-                and not (endpoint.draining or slot in paused or self.is_peer(slot))
+                if not (
+                    endpoint.draining
+                    or slot in paused
+                    or endpoint.address in self.helpers
+                    or self.is_peer(slot)
+                )
                 and standing.serves(slot)
             ],
             np.intp,
@@ -484,7 +490,7 @@ class Datastore:
         remote.recount()
 
     def count_peers(self, peer_load: PeerLoad) -> None:
-        """Count what other pickers promise from now on."""
+        """Count other pickers' in-flight load from now on."""
         self.peer_load = peer_load
         self.on_pool["pickers"] = peer_load.recount
         peer_load.resize(self.ledger.block.shape[1])

@@ -23,7 +23,7 @@ _WAITED = 0.5
 
 
 class Duration(Struct, frozen=True):
-    """Seconds after the pick, the first not later than the second."""
+    """Seconds after the decision, the first not later than the second."""
 
     first_token_s: float
     end_s: float

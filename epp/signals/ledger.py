@@ -1,8 +1,8 @@
-"""The load ledger: what this picker has promised each endpoint and not yet got back.
+"""The load ledger: the in-flight load of this picker by endpoint.
 
-Owns the leases and the counters that are their sums. A lease is reserved in the step that selects the
+Owns the reservations and the counters that are their sums. A reservation is made in the step that selects the
 endpoint, so that the next decision of a burst sees it; its uncached tokens are released at the first token
-and the rest at the end. Nothing but a lease changes the counters, so they cannot drift or go negative.
+and the rest at the end. Nothing but a reservation changes the counters, so they cannot drift or go negative.
 
 Two counters explain latency (uncached tokens awaiting their first token explain TTFT, unfinished requests
 explain E2E); the paper's counter, all prompt tokens until completion, is kept beside them.
@@ -26,7 +26,7 @@ ROWS = 5
 QUEUED, PENDING, RUNNING, DECODING, CONTEXT = range(ROWS)
 """Rows of `LoadLedger.block`."""
 _NOWHERE = -1
-#: Leases kept at once; beyond these the oldest expire.
+#: Reservations kept at once; beyond these the oldest expire.
 _MAX_LEASES = 100_000
 
 
@@ -42,16 +42,16 @@ class _Reservation:
 
 
 class LoadLedger:
-    """Leases by id and their sums by slot.
+    """Reservations by id and their sums by slot.
 
     Args:
-        ttl_s: a lease that is neither ended nor renewed by its first token for so long expires.
+        ttl_s: a reservation that is neither ended nor renewed by its first token for so long expires.
     """
 
     def __init__(self, ttl_s: float = 1800.0) -> None:
         self._ttl_s = ttl_s
         self._leases: dict[str, _Reservation] = {}  # in order of expiry: renewal moves to the end
-        #: Called with a slot whose counters change, and the uncached tokens promised now.
+        #: Called with a slot whose counters change, and the uncached tokens reserved now.
         self.on_change: dict[str, Callable[[int, int], None]] = {}
         #: By slot, ``[5, capacity]``, not to be written: prompt tokens of unfinished requests, uncached
         #: tokens that await their first token, unfinished requests (one for each of their sequences), those
@@ -88,7 +88,7 @@ class LoadLedger:
         """Count a request on a slot.
 
         Args:
-            lease_id: the lease, a new one.
+            lease_id: the reservation's, a new one.
             slot: the endpoint's.
             prompt_tokens: of the request.
             uncached_tokens: those that the endpoint has to prefill.
@@ -102,10 +102,10 @@ class LoadLedger:
         self._count(lease, 1.0)
 
     def first_token(self, lease_id: str, now_s: float) -> bool:
-        """Release the uncached tokens, count the request as decoding, renew the lease.
+        """Release the uncached tokens, count the request as decoding, renew the reservation.
 
         Returns:
-            False when there is no such lease, its slot was forgotten, or it had its first token before.
+            False when there is no such reservation, its slot was forgotten, or it had its first token before.
         """
         lease = self._leases.get(lease_id)
         if lease is None or lease.decoding or lease.slot == _NOWHERE:
@@ -130,10 +130,10 @@ class LoadLedger:
             self._count(lease, 1.0)
 
     def end(self, lease_id: str) -> bool:
-        """Release all that the lease still holds.
+        """Release all that the reservation still holds.
 
         Returns:
-            False when there is no such lease (it ended or expired before) or its slot was forgotten.
+            False when there is no such reservation (it ended or expired before) or its slot was forgotten.
         """
         lease = self._leases.pop(lease_id, None)
         if lease is None or lease.slot == _NOWHERE:
@@ -142,15 +142,15 @@ class LoadLedger:
         return True
 
     def live(self, lease_id: str) -> bool:
-        """Tell whether the lease exists and still counts: its endpoint has not left or restarted since."""
+        """Tell whether the reservation still counts: its endpoint has not left or restarted since."""
         lease = self._leases.get(lease_id)
         return lease is not None and lease.slot != _NOWHERE
 
     def expire(self, now_s: float) -> list[str]:
-        """End the leases whose time is over, and the oldest beyond `_MAX_LEASES`; return their ids.
+        """End the reservations whose time is over, and the oldest beyond `_MAX_LEASES`; return their ids.
 
-        Leases of forgotten slots are returned too when their time comes, so that whoever remembers a request
-        by its lease can forget it.
+        Reservations of forgotten slots are returned too when their time comes, so that whoever remembers a
+        request by its reservation can forget it.
         """
         ids: list[str] = []
         for lease_id, lease in self._leases.items():
@@ -162,7 +162,7 @@ class LoadLedger:
         return ids
 
     def forget(self, slot: int) -> None:
-        """Void the slot's leases: nothing is counted for them any more."""
+        """Void the slot's reservations: nothing is counted for them any more."""
         for lease in self._leases.values():
             if lease.slot == slot:
                 lease.slot = _NOWHERE
@@ -174,7 +174,7 @@ class LoadLedger:
             listener(slot, promised_tokens)
 
     def _count(self, lease: _Reservation, sign: float) -> None:
-        """Add a lease to its slot's sums, or take it off."""
+        """Add a reservation to its slot's sums, or take it off."""
         slot, block = lease.slot, self.block
         if slot == _NOWHERE:
             return

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     Combine = Callable[[Sequence[float]], float]
 
 SHARDS = frozenset({b"tp_rank", b"pp_rank", b"moe_ep_rank", b"ep_rank"})
+#: Labels of data-parallel ranks, of vLLM and of SGLang.
+RANKS = (b"engine", b"dp_rank")
 
 
 class Adapters(NamedTuple):
@@ -414,9 +416,14 @@ class MetricsReader:
     it did there and comes in the same order, only the numbers are read. A wanted series that takes the place
     of another line, or of a short one that had left before, is so noticed `REMEMBERED_READINGS` readings
     later at the latest: then everything is read.
+
+    Args:
+        rank: of the data-parallel ranks that the page shows, in order, the one to read, and what is of none;
+            None for all.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int | None = None) -> None:
+        self._rank = rank
         self._left = 0
         self._bytes = self._line_feeds = 0
         self._starts: list[bytes] = []
@@ -467,6 +474,8 @@ class MetricsReader:
     def _anew(self, text: bytes) -> list[bytes]:
         """Look at every line, and remember where the wanted ones are; what follows their series."""
         lines, all_read = _lines(text)
+        if self._rank is not None:
+            lines = _of_rank(lines, self._rank)
         # One that does not read now may the next time.
         self._left, self._line_feeds = REMEMBERED_READINGS if all_read else 0, text.count(b"\n")
         self._starts = [text[line.begins : line.value_begins] for line in lines]
@@ -493,6 +502,17 @@ def _lines(text: bytes) -> tuple[list[_Line], bool]:
         labels, length = found
         lines.append(_Line(canonical(name.decode()), labels, match.start(), match.end() + length, end))
     return lines, all_read
+
+
+def _of_rank(lines: list[_Line], rank: int) -> list[_Line]:
+    """Keep the lines of a rank, and those of none.
+
+    A node that serves some of many ranks shows their numbers among all; requests name them from 0 on.
+    """
+    told = [b"".join(line.labels.get(label, b"") for label in RANKS) for line in lines]
+    ranks = sorted({name for name in told if name.isdigit()}, key=int)
+    wanted = (b"", *ranks[rank : rank + 1])
+    return [line for line, name in zip(lines, told, strict=True) if name in wanted]
 
 
 def _read(rest: bytes, *, quoted: bool) -> tuple[Labels, int] | None:

@@ -153,7 +153,7 @@ class _Path:
             self._connects.append(self.connect_ms)
 
     def chance(self) -> list[float]:
-        """Estimate the chance of a cold connection, by class; the prior before any request."""
+        """Estimate the chance of a new connection, by class; the prior before any request."""
         requests = self._requests
         return _rising(
             [
@@ -272,7 +272,7 @@ class PathTable:
         self._changed.update(self._paths.values())
 
     def fill(self, columns: Floats, rows: Rows, rtt_ms: Floats, now_s: float) -> None:
-        """Write ``[3, rows]``: chance of a cold connection, ms to open one, upload rounds on a warm one.
+        """Write ``[3, rows]``: chance of a new connection, ms to open one, upload rounds on an open one.
 
         Where no connect was seen it takes a round trip, of ``rtt_ms`` by row.
         """

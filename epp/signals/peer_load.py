@@ -1,10 +1,10 @@
-"""What the other pickers of a pool have promised its endpoints, by slot.
+"""The in-flight load of the other pickers of a pool, by slot.
 
 Owns their gauges by origin and endpoint. A gauge replaces the one before, so losses heal with the next.
 
-What others promise before they tell it is expected: in a burst each gets as much as this picker, so what
-this one has promised an endpoint since it heard of them counts once more for each, but for `SINGLE_REQUESTS`,
-which are no burst. Requests alone: of a burst's prompt an endpoint computes one.
+What others place before they tell it is expected: in a burst each gets as much as this picker, so what
+this one has placed on an endpoint since it heard of them counts once more for each, but for
+`SINGLE_REQUESTS`, which are no burst. Requests alone: of a burst's prompt an endpoint computes one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PeerLoad:
         self.block: Floats = np.zeros((ROWS, 0), np.float64)
         self._slot_of = slot_of
         self._gauges: dict[str, dict[str, Sequence[float]]] = {}
-        #: What this picker had promised when it heard of each, `_EXPECTED` by slot, and the sum.
+        #: What this picker had placed when it heard of each, `_EXPECTED` by slot, and the sum.
         self._own: dict[str, Floats] = {}
         self._own_sum: Floats = np.zeros((len(_EXPECTED), 0), np.float64)
         self._sent, self._heard = self._own_sum.copy(), set[str]()
@@ -59,11 +59,11 @@ class PeerLoad:
                 self._add(address, row)
 
     def in_flight_tokens(self, rows: Rows, own: Floats) -> Floats:
-        """Return what the others have promised these slots, or are expected to.
+        """Return what the others have placed on these slots, or are expected to.
 
         Args:
             rows: the slots.
-            own: what this picker has promised these slots, rows of `LoadLedger.block`.
+            own: what this picker has placed on these slots, rows of `LoadLedger.block`.
         """
         found: Floats = self.block[:, rows]
         if peers := len(self._own):
@@ -82,7 +82,7 @@ class PeerLoad:
         self._replace(origin, gauges, whole=whole)
 
     def sent(self, own: Floats) -> None:
-        """Note that this picker tells its promises: who has said nothing since it did so before has none."""
+        """Note that this picker tells its load: who has said nothing since it last did has none."""
         for origin in self._own.keys() - self._heard:
             self._know(origin, self._sent)
         self._heard.clear()

@@ -94,7 +94,7 @@ class RetryAfter:
         return True
 
     def sent(self, slot: int, decision_id: str, now_s: float) -> None:
-        """Note a pick: the first one after a pause has ended tries the endpoint, and the pause goes on."""
+        """Note a decision: the first after a pause has ended tries the endpoint, and the pause goes on."""
         pause = self._pauses.get(slot)
         if pause is not None and not pause.in_force(now_s):
             pause.trial_id, pause.trial_until_s = decision_id, now_s + pause.length_s

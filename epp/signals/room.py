@@ -63,7 +63,7 @@ class Room:
 
         Args:
             rows: the slots.
-            promised: unfinished requests of each (`Datastore.promised`).
+            promised: unfinished requests of each (`Datastore.in_flight_tokens`).
         """
         largest = self.largest[rows]
         return np.where(np.isnan(largest), UNLIMITED, np.maximum(BATCHES * largest - promised, 0.0))

@@ -106,7 +106,7 @@ class RttTable:
         self._sources = grown(self._sources, capacity, _NOWHERE)
 
     def observe(self, slot: int, rtt_ms: float, now_s: float) -> bool:
-        """Take one probe over a warm connection.
+        """Take one probe over an open connection.
 
         Returns:
             False for a sample that is no time at all: negative, NaN, infinite, over a minute.

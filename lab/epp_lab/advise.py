@@ -16,6 +16,7 @@ import numpy as np
 
 from epp.errors import EppError
 from epp_lab.compare.fleets import fleet_named, pd_fleet
+from epp_lab.compare.llmd_stages import prefix_decided
 from epp_lab.compare.plan import PlanCell, Source, add_load_arguments, number_from
 from epp_lab.compare.simulate import PolicyChoice, completed, run_task
 from epp_lab.compare.stats import mean_interval
@@ -53,7 +54,7 @@ class Way(NamedTuple):
         """What it is called in a table."""
         if not self.prefill:
             return f"{self.decode} whole"
-        by = "" if self.threshold is None else f", decode-first from {self.threshold} uncached tokens"
+        by = "" if self.threshold is None else f", llm-d from {self.threshold} uncached tokens"
         return f"{self.prefill} prefill, {self.decode} decode{by}"
 
     @property
@@ -62,7 +63,7 @@ class Way(NamedTuple):
         return (
             _OURS
             if self.threshold is None
-            else PolicyChoice("decode-first", params={"threshold": self.threshold})
+            else PolicyChoice("llm-d-stages", params=prefix_decided(self.threshold))
         )
 
 

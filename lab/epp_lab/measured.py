@@ -53,7 +53,7 @@ class Row(NamedTuple):
     traces: bool = False
 
 
-_PICKERS = "compare --fleet one-region --policy gorgo-ms --seeds 20 --workload"
+_PICKERS = "--fleet one-region --policy gorgo-ms --pickers"
 ROWS = (
     Row("measured/multi-region.md", "experiments wan", 1),
     Row("laar.md", "experiments laar --seeds 40", 4),
@@ -81,10 +81,12 @@ ROWS = (
     ),
     Row(
         "measured/cluster.md",
-        f"{_PICKERS} mooncake-chat,agent-sessions,art-chat --pickers 1,4",
+        f"compare --workload mooncake-chat,agent-sessions,art-chat {_PICKERS} 1,4 --share all --seeds 20",
         40,
     ),
-    Row("measured/cluster.md", f"{_PICKERS} agent-sessions,art-chat --pickers 1,2,4,8", 40),
+    Row(
+        "measured/cluster.md", f"compare --workload agent-sessions,art-chat {_PICKERS} 1,2,4,8 --seeds 20", 40
+    ),
     Row("measured/lodestar.md", "experiments lodestar", 100),
     Row("measured/queue.md", "experiments queue --seeds 20", 110, traces=True),
     Row("tuner.md", "experiments tuner-runs", 360),

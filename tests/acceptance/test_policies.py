@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 POLICIES = [
-    "decode-first",
     "dynamo",
     "gorgo",
     "gorgo-ms",

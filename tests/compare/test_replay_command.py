@@ -87,6 +87,13 @@ class TestKnee:
 
 
 class TestSimulated:
+    def test_events_on_off_and_lossy_are_rows_of_their_own(self, tmp_path: Path) -> None:
+        common = (*SMALL, "--policy", "gorgo-ms", "--seeds", "1", "--workers", "1", "--out", str(tmp_path))
+        assert run(*common, "--events", "off,on,lossy") == 0
+        (cell,) = results(tmp_path)["cells"]
+        names = [one["name"] for one in cell["policies"]]
+        assert names == ["gorgo-ms", "gorgo-ms, events on", "gorgo-ms, events lossy"]
+
     def test_results_are_the_same_bytes_however_many_workers(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:

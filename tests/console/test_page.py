@@ -102,7 +102,7 @@ async def test_events_carry_numbers_and_another_policys_opinion(tmp_path: Path) 
             own = await opinion(serving.picker.http, "gorgo-ms")
             assert "the same on 100% of 12 decisions; +0.0" in own, "it is the one that decided"
             other = await opinion(serving.picker.http, "lmetric")
-            assert "lmetric would have picked the same on" in other
+            assert "lmetric would have chosen the same on" in other
             assert "of 12 decisions" in other
             assert "could not be asked" not in other
             async with serving.http.get(
@@ -249,7 +249,7 @@ async def test_top_shows_the_same_in_a_terminal(tmp_path: Path) -> None:
         )
         printed = (await printing.communicate())[0].decode()
         assert all(spec.address in printed for spec in serving.specs())
-        assert "lmetric would have picked the same on" in printed
+        assert "lmetric would have chosen the same on" in printed
         assert "prefill_weight" in printed
 
         leader, follower = os.openpty()

@@ -74,7 +74,7 @@ async def test_a_pick_that_envoy_cannot_honour_is_counted_logged_once_and_explai
                 reported = await picker.metric("epp_picks_not_honoured_total")
                 while await picker.metric("epp_picks_not_honoured_total") < reported + 5:
                     assert (await serving.chat())[0] == 200
-                assert picker.log().count(f"Envoy did not honour a pick of {lost}") == times
+                assert picker.log().count(f"Envoy did not honour a decision for {lost}") == times
                 serving.envoy.write_endpoints(endpoints)
                 await until_held(serving, lambda hosts: lost in hosts)
                 before = serving.replicas[0].requests
@@ -84,4 +84,4 @@ async def test_a_pick_that_envoy_cannot_honour_is_counted_logged_once_and_explai
     wrong = next(outcome for outcome in outcomes if outcome["honoured"] is False)
     assert main(["explain", wrong["id"], "--records", str(tmp_path / "records")]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert f"Envoy did not honour the pick: it does not know {lost} and used {wrong['served']}" in said
+    assert f"Envoy did not honour the decision: it does not know {lost} and used {wrong['served']}" in said

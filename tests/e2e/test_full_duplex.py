@@ -59,6 +59,8 @@ async def test_a_read_answer_tells_everything_and_passes_unchanged(tmp_path: Pat
         assert 0 < outcome["itl_ms"] < outcome["e2e_ms"]
         assert set(outcome["sources"].values()) == {"stream"}
         assert await gateway.picker.metric("epp_response_sampling_total", observe="read") == 1
+        assert await gateway.picker.metric("llm_d_epp_response_processing_duration_seconds_count") == 1
+        assert await gateway.picker.metric("llm_d_epp_response_size_bytes_sum") == len(reply.body)
 
 
 @pytest.mark.parametrize("first_token", [False, True])

@@ -150,7 +150,8 @@ _PLURALS = {
     "EndpointSlice": "endpointslices", "InferencePool": "inferencepools",
     "InferenceObjective": "inferenceobjectives", "InferenceModelRewrite": "inferencemodelrewrites",
     "CustomResourceDefinition": "customresourcedefinitions",
-    "ClusterRole": "clusterroles", "ClusterRoleBinding": "clusterrolebindings",
+    "ClusterRole": "clusterroles", "ClusterRoleBinding": "clusterrolebindings", "Deployment": "deployments",
+    "Role": "roles", "RoleBinding": "rolebindings", "ServiceAccount": "serviceaccounts",
 }  # fmt: skip
 _CLUSTER_WIDE = {"Node", "Namespace", "CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding"}
 _MERGE = {"Content-Type": "application/merge-patch+json"}

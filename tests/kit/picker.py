@@ -238,10 +238,11 @@ class Serving:
 
     async def until_probed(self) -> None:
         """Wait for a good probe of each endpoint."""
-        for spec in self.specs() if self.picker.config["probe"]["interval_s"] else ():
-            await self.picker.until_metric(
-                "epp_endpoint_rtt_seconds", lambda value: value > 0, endpoint=spec.address
-            )
+        for endpoint in (each for spec in self.specs() for each in spec.endpoints()):
+            if self.picker.config["probe"]["interval_s"]:
+                await self.picker.until_metric(
+                    "epp_endpoint_rtt_seconds", lambda value: value > 0, endpoint=endpoint.address
+                )
 
     def write_pool(self, specs: Sequence[EndpointSpec]) -> None:
         """Replace the endpoints file."""

@@ -39,6 +39,7 @@ class Worker(Engine):
 
     Attributes:
         role: of its endpoint.
+        ranks: behind it.
         before: awaited once a request is here, before its answer; it may kill.
         labels: of its endpoint.
         metrics: its page of metrics.
@@ -46,6 +47,7 @@ class Worker(Engine):
     """
 
     role: str = ""
+    ranks: int = 1
     before: Callable[[Worker], Awaitable[None]] | None = None
     labels: dict[str, str] = field(default_factory=dict)
     metrics: str = ""
@@ -131,7 +133,9 @@ class PartedServing(EngineServing):
     def specs(self) -> list[EndpointSpec]:
         """The pool, each endpoint with its engine's role."""
         return [
-            EndpointSpec(address=each.address, models=each.models, role=each.role, labels=each.labels)
+            EndpointSpec(
+                address=each.address, models=each.models, role=each.role, ranks=each.ranks, labels=each.labels
+            )
             for each in self.engines
             if isinstance(each, Worker)
         ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.kit import kubeobjects as objects
 from tests.kit.kubeobjects import NAMESPACE, node, objective, pod, pod_status, pool, rewrite, rule
@@ -90,6 +90,28 @@ async def test_objectives_of_the_newer_group_count_where_both_are_served(cluster
         await picker.until(lambda: picker.source.priority("batch") == -7)
         await cluster.client.delete(objective("batch", -7))
         await picker.until(lambda: picker.source.priority("batch") == 0)
+
+
+async def test_objectives_of_v1_are_for_a_pool_that_names_no_picker(cluster: Cluster) -> None:
+    crd = objects.crd("llm-d.ai", "v1", "inferenceobjectives", "InferenceObjective")
+    await cluster.install(objects.POOL_CRD, crd)
+    ours = pool()
+    del ours["spec"]["endpointPickerRef"]
+    ours["metadata"]["labels"] = {"tier": "gold"}
+    await cluster.client.create(ours)
+    await cluster.client.run_pod(pod("a"), "10.0.0.1")
+    specs: dict[str, dict[str, Any]] = {
+        "named": {"priority": 3, "poolRefs": [{"name": "another"}, {"name": "pool"}]},
+        "selected": {"priority": 4, "poolSelector": {"matchLabels": {"tier": "gold"}}},
+        "foreign": {"priority": 5, "poolRefs": [{"name": "another"}]},
+    }
+    for name, spec in specs.items():
+        made = {"apiVersion": "llm-d.ai/v1", "kind": "InferenceObjective", "metadata": {"name": name}}
+        await cluster.client.create({**made, "spec": spec})
+    async with cluster.follow(pool_name="pool") as picker:
+        await picker.until(lambda: picker.addresses == ["10.0.0.1:8000"])
+        await picker.until(lambda: picker.source.priority("selected") == 4)
+        assert [picker.source.priority(name) for name in specs] == [3, 4, 0]
 
 
 async def test_model_rewrites_of_the_newer_group_are_rules_as_long_as_they_are_there(

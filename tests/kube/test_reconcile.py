@@ -185,7 +185,7 @@ def test_region_and_engine_class_come_from_pod_then_node(
 def test_a_pod_says_what_the_endpoints_file_would() -> None:
     stated = {
         "models": "org/a, org/b", "context-tokens": "32768", "kv-capacity-tokens": "500000", "rtt-ms": "12.5",
-        "draining": "True", "tls": "true", "server-name": "engine.example",
+        "draining": "True", "tls": "true", "server-name": "engine.example", "ranks": "2",
     }  # fmt: skip
     result = found(made(annotations={f"gorgo-epp/{key}": value for key, value in stated.items()}))
     endpoint = result.specs["10.0.0.1:8000"].endpoint()
@@ -194,6 +194,8 @@ def test_a_pod_says_what_the_endpoints_file_would() -> None:
     assert (endpoint.context_tokens, endpoint.kv_capacity_tokens) == (32768, 500_000)
     assert (endpoint.draining, endpoint.tls, endpoint.server_name) == (True, True, "engine.example")
     assert result.specs["10.0.0.1:8000"].rtt_ms == 12.5
+    names = [each.address for each in result.specs["10.0.0.1:8000"].endpoints()]
+    assert names == ["10.0.0.1:8000@0", "10.0.0.1:8000@1"]
 
 
 @pytest.mark.parametrize(
@@ -224,7 +226,36 @@ def test_priorities_are_those_of_our_pool() -> None:
     del short["spec"]["poolRef"]["group"]
     decoded = [msgspec.convert(each, Objective) for each in [*table, foreign, short]]
     settings = Kubernetes(pool_name="pool")
-    assert priorities(decoded, settings) == {"batch": -5, "chat": 10, "plain": 0, "short": 4}
+    assert priorities(decoded, settings, {}) == {"batch": -5, "chat": 10, "plain": 0, "short": 4}
+
+
+@pytest.mark.parametrize(
+    ("spec", "ours"),
+    [
+        ({"poolRefs": [{"name": "another"}, {"name": "pool"}]}, True),
+        ({"poolRefs": [{"name": "another"}]}, False),
+        ({"poolRefs": [{"name": "pool", "group": objects.OLD_GROUP}]}, False),
+        ({"poolSelector": {"matchLabels": {"tier": "gold"}}}, True),
+        ({"poolSelector": {"matchLabels": {"tier": "gold", "zone": "a"}}}, False),
+        ({"poolSelector": {}}, False),
+        ({"poolRefs": [{"name": "another"}], "poolSelector": {"matchLabels": {"tier": "gold"}}}, True),
+        *(
+            ({"poolSelector": {"matchExpressions": [{"key": key, "operator": how, "values": values}]}}, met)
+            for key, how, values, met in (
+                ("tier", "In", ["gold", "silver"], True), ("tier", "In", ["silver"], False),
+                ("tier", "NotIn", ["silver"], True), ("tier", "NotIn", ["gold"], False),
+                ("zone", "NotIn", ["a"], True), ("tier", "Exists", None, True), ("zone", "Exists", None, False),
+                ("zone", "DoesNotExist", None, True), ("tier", "DoesNotExist", None, False),
+                ("tier", "Newer", ["gold"], False),
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_objectives_of_v1_are_for_the_pools_that_they_name_or_select(
+    spec: dict[str, Any], ours: bool
+) -> None:
+    one = msgspec.convert({"metadata": {"name": "a"}, "spec": {"priority": 3, **spec}}, Objective)
+    assert bool(priorities([one], Kubernetes(pool_name="pool"), {"tier": "gold"})) is ours
 
 
 def test_rules_are_those_for_our_pool_the_oldest_first() -> None:

@@ -47,6 +47,7 @@ SMALL: dict[str, tuple[str, tuple[str, ...]]] = {
     "network": ("busy / 200 ms / changing", ("gorgo", "no queue term")),
     "wan": ("three regions", ("gorgo", "gorgo-ms")),
     "pickers": ("256 in 20 ms / gorgo-ms", ("1 picker", "4")),
+    "events": ("a tenth lost, no replay", ("estimate alone", "with events")),
 }
 
 #: A model soon, and a trial of it soon.

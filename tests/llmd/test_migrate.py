@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
 from deploy.k8s.helm import template
 from epp.cli import main
+from epp.llmd.check import check_text
 from tests.kit.chart import container, find, objects_of, require_helm
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ def test_a_check_says_of_each_what_becomes_of_it(tmp_path: Path, capsys: pytest.
     (tmp_path / "values.yaml").write_text(GUIDE)
     (tmp_path / "staged.yaml").write_text(STAGED)
     (tmp_path / "other.yaml").write_text("kind: ConfigMap")
+    (tmp_path / "workflow.yaml").write_text("on: push")  # a key that is no text
     assert main(["config", "check", "--json", str(tmp_path)]) == 1
     staged, guide = json.loads(capsys.readouterr().out)
     assert (guide["status"], guide["policy"]) == ("mapped", "llm-d-profile")
@@ -113,6 +115,30 @@ def test_a_check_says_of_each_what_becomes_of_it(tmp_path: Path, capsys: pytest.
         assert any(words in line for line in said), words
     assert main(["config", "check", str(tmp_path / "values.yaml"), str(tmp_path / "staged.yaml")]) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "0 accepted, 1 mapped, 1 refused"
+
+
+@pytest.mark.parametrize(
+    ("plugin", "flow", "said"),
+    [
+        ("program-aware-fairness", {}, "program-aware-fairness"),
+        ("slo-deadline-ordering-policy", {}, "slo-deadline-ordering-policy"),
+        ("round-robin-fairness-policy", {}, "round-robin-fairness-policy"),
+        ("queue-scorer", {"defaultPriorityBand": {"maxRequests": 5}}, "flowControl maxRequests, maxBytes"),
+        ("queue-scorer", {"maxBytes": "1G"}, "flowControl maxRequests, maxBytes"),
+        ("queue-scorer", {}, ""),
+    ],
+)
+def test_flow_control_is_accepted_where_all_of_it_means_the_same(
+    plugin: str, flow: dict[str, Any], said: str
+) -> None:
+    config = {
+        "apiVersion": "llm-d.ai/v1alpha1", "kind": "EndpointPickerConfig", "featureGates": ["flowControl"],
+        "plugins": [{"type": name} for name in dict.fromkeys(("queue-scorer", plugin))], "flowControl": flow,
+        "schedulingProfiles": [{"name": "default", "plugins": [{"pluginRef": "queue-scorer"}]}],
+    }  # fmt: skip
+    (verdict,) = check_text(json.dumps(config), "x")
+    assert [line.partition(":")[0] for line in verdict.mapped] == ([said] if said else [])
+    assert verdict.status == ("mapped" if said else "accepted")
 
 
 def test_values_without_plugins_stand_for_llm_ds_default(

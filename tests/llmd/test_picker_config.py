@@ -239,18 +239,6 @@ def test_engines_are_scraped_over_tls_as_the_data_source_says(
     )
 
 
-@pytest.mark.parametrize(
-    ("order", "told"),
-    [
-        (("prefix-cache-affinity-filter", "decode-filter"), 1),
-        (("decode-filter", "prefix-cache-affinity-filter"), 0),
-    ],
-)
-def test_a_filter_of_labels_after_others_is_told_to_go_before_them(order: tuple[str, str], told: int) -> None:
-    made = config_of([{"type": kind} for kind in (*order, "queue-scorer")])
-    assert sum("decode-filter: asked for before" in warning for warning in made.warnings) == told
-
-
 def test_the_conformance_plugins_turn_the_switch() -> None:
     made = config_of([{"type": "header-based-testing-filter"}, {"type": "queue-scorer"}])
     assert made.config.protocol.conformance

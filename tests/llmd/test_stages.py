@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from epp.config.schema import Config
+    from epp.server.app import App
 
 PROFILES = {
     "prefill": [{"pluginRef": "prefill-filter"}, {"pluginRef": "queue-scorer", "weight": 2}],
@@ -124,14 +126,34 @@ def test_what_a_handler_cannot_mean_is_refused(handler: dict[str, Any], says: st
         read(handler)
 
 
-def test_stages_by_any_label_let_no_client_name_workers(tmp_path: Path) -> None:
-    parts = {
+def by_label(folder: Path, *pool: Endpoint, **prefill: Any) -> App:
+    """A picker of stages by the label ``part``."""
+    parts: dict[str, Any] = {
         role: {"profile": {"filters": {"part": {"type": "by-label", "label": "part", "validValues": [role]}}}}
         for role in ("prefill", "decode")
     }
-    app = app_of(tmp_path, policy={"name": "llm-d-stages", "params": {"stages": parts}})
-    pool = [Endpoint("a:1", labels={"part": "prefill"}), Endpoint("b:1", labels={"part": "decode"})]
+    parts["prefill"] |= prefill
+    app = app_of(folder, policy={"name": "llm-d-stages", "params": {"stages": parts}})
     app.scheduler.set_pool(pool, 0.0)
-    pick = ask(app, x_encoder_hosts_ports="c:1").pick
+    return app
+
+
+A, B = (Endpoint(f"{name}:1", labels={"part": part}) for name, part in (("a", "prefill"), ("b", "decode")))
+
+
+def test_stages_by_any_label_let_no_client_name_workers(tmp_path: Path) -> None:
+    pick = ask(by_label(tmp_path, A, B), x_encoder_hosts_ports="c:1").pick
     assert pick.set_headers["x-prefiller-host-port"] == "a:1"
     assert "x-encoder-hosts-ports" in pick.remove_headers
+
+
+def test_only_those_who_decode_by_the_policy_s_labels_have_room_for_requests(tmp_path: Path) -> None:
+    datastore = by_label(tmp_path, A, B).scheduler.datastore
+    assert [each.address for each in datastore.endpoints(datastore.serving(0.0))] == ["b:1"]
+
+
+def test_an_engine_that_cannot_prefill_gets_a_worker_whatever_is_decided(tmp_path: Path) -> None:
+    nobody = {"type": "prefix-based-pd-decider"}
+    assert "x-prefiller-host-port" not in ask(by_label(tmp_path, A, B, decider=nobody)).pick.set_headers
+    unable = by_label(tmp_path, A, replace(B, prefills=False), decider=nobody)
+    assert ask(unable).pick.set_headers["x-prefiller-host-port"] == "a:1"

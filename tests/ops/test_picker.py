@@ -100,6 +100,10 @@ def test_nothing_is_found_where_all_is_well() -> None:
             "20.0% of responses are read, less than configured",
         ),
         ({"epp_faults_total{part='stream'}": 1}, "fault of the picker"),
+        (
+            {"epp_program_turns_total{how='held'}": 50, "epp_program_turns_total{how='left'}": 9},
+            "of 50 turns of agents that were held, callers gave up 9",
+        ),
         ({"epp_leases_lost_total{reason='expired'}": 100}, "never ended"),
         ({"epp_cache_tokens_total{kind='reported'}": 100}, "70% of prompts were expected"),
         ({"epp_reports_total{receiver='access-log',result='malformed'}": 2}, "2 not readable"),

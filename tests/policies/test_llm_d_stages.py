@@ -30,7 +30,7 @@ from epp.policies.contract import breaches
 from epp.policies.registry import create
 from epp.records.schema import decision_of
 from epp.schedule.decision import rerun, to_record
-from epp.types import Endpoint, Role, Snapshot
+from epp.types import PREFILLS, Endpoint, Role, Snapshot
 from tests.kit.fleets import fleet_view, request
 from tests.kit.records import picker_of
 
@@ -43,7 +43,8 @@ def policy(decider: Always | Uncached, most: int = 1) -> LlmDStages:
 
 
 def seen(decoding: Snapshot, prefilling: Snapshot, **fields: Any) -> Snapshot:
-    return replace(decoding, workers={Role.PREFILL: prefilling}, **fields)
+    extra = {**decoding.extra, PREFILLS: np.ones(len(decoding))}
+    return replace(decoding, workers={Role.PREFILL: prefilling}, extra=extra, **fields)
 
 
 def prefilling(**columns: Any) -> Snapshot:
@@ -139,7 +140,7 @@ def drawn_view(case: dict[str, Any], head: dict[str, Any], rows: list[int]) -> S
     )
     media = case["media"]
     share = np.minimum(pick["held"], media) / media if media else np.zeros(len(rows))
-    return replace(view, extra={"media:2048": share})
+    return replace(view, extra={"media:2048": share, PREFILLS: np.ones(len(share))})
 
 
 def assert_picks(case: dict[str, Any], head: dict[str, Any], found: LlmDStages) -> None:

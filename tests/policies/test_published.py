@@ -15,7 +15,6 @@ from tests.kit.fleets import fleet_view, request
 FOLDER = Path(__file__).parent / "fixtures"
 #: Policies whose published behaviour needs no snapshot: they are proved by sequences and counts elsewhere.
 ELSEWHERE = {
-    "decode-first",
     "gorgo",
     "gorgo-hillclimb",
     "gorgo-ms",

@@ -84,6 +84,7 @@ def test_a_block_that_is_stored_twice_goes_with_its_second_removal(index: Engine
     assert held(index) == 32
     apply(index, Removed([2]))
     assert held(index) == 16
+    assert index.counts == {"stored": 2, "removed": 1, "kept": 1}
 
 
 def test_lost_messages_let_the_next_removal_of_a_block_count(index: EngineBlocks) -> None:
@@ -202,6 +203,13 @@ def test_a_prompt_that_was_sent_is_credited_until_it_is_settled(index: EngineBlo
     index.settle(credit)
     assert held(index) == 80
     assert not credit.open
+
+
+def test_of_the_states_that_a_prompt_makes_the_last_alone_is_credited(index: EngineBlocks) -> None:
+    apply(index, stored(0, 1), stored(0, 1, group=1, window_tokens=1))
+    index.credit(0, index.chains({0: ""}, tokens_of(IDS), ""), "")
+    assert held(index) == 160
+    assert held(index, tokens_of(IDS[:-16])) == 16
 
 
 def test_of_two_prompts_that_bring_a_block_the_later_one_keeps_it_credited(index: EngineBlocks) -> None:

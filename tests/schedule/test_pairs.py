@@ -18,7 +18,7 @@ from epp.records.schema import decision_of
 from epp.records.verify import verify
 from epp.request.disaggregation import worker_headers
 from epp.schedule.decision import outcome_record, rerun, to_record
-from epp.types import BACKLOG_MS, REVISION_LABEL, Endpoint, Role
+from epp.types import BACKLOG_MS, REVISION_LABEL, Endpoint, Role, ranked, split_rank
 from tests.kit.records import picker_of, prompt_of
 from tests.kit.requests import asked
 
@@ -336,3 +336,31 @@ def test_what_failed_by_parts_is_served_whole() -> None:
 def test_an_endpoint_that_only_prefills_has_no_room_for_requests() -> None:
     datastore = build().datastore
     assert [datastore.address_of(slot) for slot in datastore.serving(0.0).tolist()] == ["d1:1", "d2:1"]
+
+
+def test_a_rank_is_an_endpoint_that_a_header_names_with_a_worker_and_stand_ins_of_the_same_rank() -> None:
+    pool = [
+        replace(endpoint, address=name)
+        for endpoint in POOL
+        for name in (ranked(endpoint.address, 2) if endpoint.address != "p1:1" else ["p1:1"])
+    ]
+    scheduler = build(pool)
+    busy(scheduler, "d1:1@0", 20)
+    for name in ("d1:1@1", "d2:1@0", "d2:1@1"):
+        busy(scheduler, name)
+    found = [scheduler.decide(long(seed), 0.0, 0.0) for seed in range(1, 9)]
+    apart = [decision for decision in found if "prefill" in parts(decision)]
+    assert {split_rank(decision.endpoint)[1] for decision in apart} == {"0", "1"}
+    for decision in found:
+        rank = split_rank(decision.endpoint)[1]
+        assert worker_headers(decision, str)["x-data-parallel-rank"] == rank
+        names = [*parts(decision).values(), *decision.destination.split(",")]
+        assert {split_rank(name)[1] for name in names} == {rank}
+        assert len(decision.destination.split(",")) == 2, "of either host"
+        verdict = verify([json.loads(json.dumps(to_record(decision)))])
+        assert (verdict.identical, verdict.differences) == (1, [])
+
+
+def test_an_encoder_may_have_no_ranks() -> None:
+    scheduler = build([Endpoint("e1:1", roles=ENCODE), Endpoint("d1:1@1", roles=DECODE)])
+    assert parts(scheduler.decide(long(media=("image",)), 0.0, 0.0))["encode"] == "e1:1"

@@ -13,6 +13,7 @@ from epp.console.why import why
 from epp.prefix_cache.state_slots import StateSlots
 from epp.schedule.decision import to_record
 from epp.schedule.late_binding import LateBinding
+from epp.schedule.program_gate import UNHELD_S
 from epp.schedule.queue import Waiter
 from epp.signals.stored_responses import key_of
 from epp.types import Endpoint, RequestInfo
@@ -198,7 +199,9 @@ def test_while_the_guard_is_off_nothing_is_held_and_held_turns_go() -> None:
 
 
 def test_a_turn_goes_without_a_place_after_the_longest_hold() -> None:
-    section = QueueSection(enabled=True, programs=ProgramsSection(enabled=True, longest_hold_s=2.0))
+    section = QueueSection(
+        enabled=True, programs=ProgramsSection(enabled=True, age_s=1.0, longest_hold_s=2.0)
+    )
     talk = Talk(FIRST, section=section)
     talk.ask("a", 60_000, "a")
     held = talk.ask("b", 60_000, "b")
@@ -233,6 +236,58 @@ def test_a_client_that_leaves_frees_its_place_in_the_queue() -> None:
     talk.binding.leave(held, 1.0)
     assert len(talk.programs.held) == 0
     assert talk.poll() == []
+
+
+def test_where_no_caller_waits_as_long_no_turn_is_held_for_a_while() -> None:
+    talk, said = Talk(FIRST), list[float]()
+    talk.programs.on_unheld = said.append
+    talk.ask("a", 60_000, "a")
+    for number in (1, 2, 3):
+        assert not said
+        held = talk.ask(f"b{number}", 60_000, f"b{number}")
+        assert isinstance(held, Waiter)
+        talk.now_s += 60.0
+        talk.programs.guard.count(1_000.0, talk.now_s)
+        talk.binding.leave(held, talk.now_s)
+    assert said == [60.0]
+    assert where(talk.ask("c", 60_000, "c")) == FIRST
+    talk.now_s += UNHELD_S
+    talk.programs.guard.count(1_000.0, talk.now_s)
+    assert isinstance(talk.ask("d", 60_000, "d"), Waiter)
+
+
+def test_while_others_wait_as_long_one_who_gives_up_is_alone_not_held() -> None:
+    talk = Talk(FIRST)
+    talk.ask("a", 60_000, "a")
+    for number in (1, 2, 3):
+        patient, hasty = (
+            talk.ask(f"{name}{number}", 60_000, f"{name}{number}") for name in ("patient", "hasty")
+        )
+        assert isinstance(hasty, Waiter)
+        talk.now_s += 2.0
+        talk.binding.leave(hasty, talk.now_s)
+        assert where(talk.ask("again", 60_000, f"hasty{number}")) == FIRST
+        for name in ("again", "a", f"patient{number - 1}"):
+            talk.end(name)
+        talk.now_s += 20.0
+        assert talk.poll() == [patient]
+    assert isinstance(talk.ask("d", 60_000, "d"), Waiter)
+
+
+def test_callers_that_leave_at_one_moment_say_nothing_of_others() -> None:
+    talk = Talk(FIRST)
+    talk.ask("a", 60_000, "a")
+    for held in [talk.ask(f"b{number}", 60_000, f"b{number}") for number in range(5)]:
+        assert isinstance(held, Waiter)
+        talk.binding.leave(held, 30.0)
+    assert isinstance(talk.ask("c", 60_000, "c"), Waiter)
+
+
+def test_where_turns_go_before_they_would_age_none_is_held() -> None:
+    programs = ProgramsSection(enabled=True, age_s=60.0, longest_hold_s=60.0)
+    section = QueueSection(enabled=True, programs=programs)
+    assert section.longest_s == section.ttl_s
+    assert LateBinding(picker_of("gorgo-ms", pool=[]), section, lambda _: 0.0).programs is None
 
 
 def test_what_agents_begin_with_alike_takes_no_room() -> None:

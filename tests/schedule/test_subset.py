@@ -51,6 +51,11 @@ def test_a_hint_in_all_its_forms(value: Any, expected: list[str]) -> None:
     assert allowed(value) == expected
 
 
+def test_a_hint_of_an_address_allows_all_ranks_behind_it() -> None:
+    hosts = hosts_of(("10.0.0.1:8000@0", "10.0.0.1:8000@1", "10.0.0.2:8000"))
+    assert list(parse_entries(("10.0.0.1:8000",)).addresses(hosts)) == ["10.0.0.1:8000@0", "10.0.0.1:8000@1"]
+
+
 @given(st.lists(st.one_of(st.sampled_from(POOL), st.text(max_size=20))))
 def test_no_text_allows_what_it_does_not_list(texts: list[str]) -> None:
     found = parse_entries(tuple(texts)).addresses(hosts_of(POOL))

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from epp.config.schema import KvEvents
+from epp.metrics.metrics import Metrics
+from epp.metrics.table import TABLE
 from epp.prefix_cache.engine_blocks import EngineBlocks
 from epp.prefix_cache.index import PrefixIndex
 from epp.server.process import SystemClock
@@ -19,6 +21,7 @@ from epp.signals.datastore import Datastore
 from epp.signals.engine_caches import EngineCaches
 from epp.types import Endpoint, RequestInfo
 from tests.kit.ports import free_ports
+from tests.kit.replicas import metric
 from tests.kit.waiting import until
 
 zmq = pytest.importorskip("zmq")
@@ -74,14 +77,14 @@ class Engine:
 
 
 class Bench:
-    def __init__(self, settings: KvEvents, **endpoint: Any) -> None:
+    def __init__(self, settings: KvEvents, name: str = "127.0.0.1:8000", **endpoint: Any) -> None:
         from epp.feeds.kv_events import KvEventFeed  # noqa: PLC0415  # needs pyzmq
 
         self.datastore = Datastore(PrefixIndex())
         self.caches = EngineCaches(EngineBlocks(7), self.datastore.adapter_name)
         self.datastore.engine_caches = self.caches
         self.feed = KvEventFeed(settings, self.datastore, self.caches, SystemClock())
-        self.datastore.apply([Endpoint("127.0.0.1:8000", **endpoint)], 0.0)
+        self.datastore.apply([Endpoint(name, **endpoint)], 0.0)
         self.feed.start(asyncio.get_running_loop())
 
     def cached(self) -> float:
@@ -146,6 +149,21 @@ async def test_an_event_that_cannot_be_read_lets_the_estimate_add_to_events(
     await until(lambda: bench.feed.results["taken"] == 1 and bench.cached() == 0)
     engine.publish(["BlockStored", [11], None, [], 0, None, "CPU", None])
     await until(lambda: bench.cached() == 5)
+
+
+async def test_llm_d_s_counts_of_blocks_are_shown(engine: Engine, bench: Bench) -> None:
+    engine.publish(stored(0, 2), stored(0, 2), ["BlockRemoved", [11], "GPU"], ["BlockRemoved", [11], "GPU"])
+    await until(lambda: bench.feed.results["taken"] == 1 and bench.feed.blocks["removed"])
+    metrics = Metrics(TABLE)
+    metrics.show("kv events", bench.feed)
+    text = "".join(metrics.pieces())
+    shown = {
+        name: metric(text, f"llm_d_epp_kv_cache_{name}")
+        for name in ("index_admissions_total", "index_evictions_total", "events_active_subscribers")
+    }
+    assert shown == {"index_admissions_total": 2, "index_evictions_total": 1, "events_active_subscribers": 1}
+    for what in ("forwarded", "suppressed"):
+        assert metric(text, f"llm_d_epp_kv_cache_events_dedup_removed_hashes_{what}_total") == 1
 
 
 async def test_a_cleared_cache_is_known_whole_again(engine: Engine, bench: Bench) -> None:
@@ -220,6 +238,16 @@ async def test_an_endpoint_states_where_its_engine_publishes(engine: Engine) -> 
         bench.feed.stop()
 
 
+async def test_a_rank_is_heard_at_the_port_as_many_after_the_first(engine: Engine) -> None:
+    bench = Bench(KvEvents(enabled=True, address=f"tcp://{{host}}:{engine.port - 1}"), "127.0.0.1:8000@1")
+    try:
+        await engine.heard()
+        engine.publish(stored(0, 1))
+        await until(lambda: bench.cached() == 16)
+    finally:
+        bench.feed.stop()
+
+
 async def test_engines_connect_to_a_central_socket_and_name_themselves_by_topic() -> None:
     url = f"tcp://127.0.0.1:{free_ports()}"
     bench = Bench(KvEvents(enabled=True, listen=url, topics=["kv@"]))
@@ -251,7 +279,7 @@ class Slow(SystemClock):
 async def test_a_long_message_is_applied_in_several_turns(
     engine: Engine, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench.feed, "_clock", Slow())
+    monkeypatch.setattr(bench.feed._news, "_clock", Slow())
     blocks, turns = 2000, 0
     apply = bench.feed.apply
 
@@ -269,7 +297,7 @@ async def test_a_long_message_is_applied_in_several_turns(
 async def test_the_rest_of_a_batch_is_not_taken_for_an_endpoint_that_has_gone(
     engine: Engine, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench.feed, "_clock", Slow())
+    monkeypatch.setattr(bench.feed._news, "_clock", Slow())
     apply = bench.feed.apply
 
     turns = 0

@@ -7,9 +7,11 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
+from msgspec.structs import replace
 
-from docs.generate_metrics import PAGE, page
+from docs.generate_metrics import ABSENT, PAGE, page
 from epp.apis.usage import Usage
 from epp.config.plan import Plan, Switchback, render_plan
 from epp.metrics.metrics import GONE, MAX_FLOWS, MAX_STRANGE_MODELS, Metrics
@@ -17,7 +19,7 @@ from epp.metrics.read import PickerState
 from epp.metrics.table import TABLE
 from epp.schedule.decision import Outcome
 from epp.signals.metrics_text import EngineSample
-from epp.types import UPLOAD_ROUNDS, Endpoint, network_ms
+from epp.types import UPLOAD_ROUNDS, Endpoint, Role, network_ms
 from tests.kit.records import picker_of
 from tests.kit.replicas import metric
 from tests.kit.requests import asked, measured
@@ -243,3 +245,132 @@ def test_a_trial_shows_the_weights_and_the_decisions_of_both_arms() -> None:
     assert bench.read("epp_weight", name="rtt_weight", arm="candidate") == 0.9
     assert bench.read("epp_weights_written_timestamp_seconds", policy="gorgo") == 7.0
     assert bench.read("epp_decisions_total", arm="candidate") == 1
+
+
+#: Names of llm-d-router at ebab687 that are here: those of ``pkg/epp`` and of ``pkg/kvcache/metrics``.
+PRESENT = """
+average_kv_cache_utilization average_queue_size average_running_requests datalayer_extract_errors_total
+datalayer_poll_errors_total disagg_decision_total encoder_cache_hit_ratio encoder_cache_hits_total
+encoder_cache_queries_total extproc_stream_duration_seconds extproc_streams_inflight extproc_streams_total
+flow_control_capacity_utilization_bytes flow_control_capacity_utilization_requests
+flow_control_dispatch_cycle_duration_seconds flow_control_global_capacity_utilization_bytes
+flow_control_global_capacity_utilization_requests flow_control_pool_saturation flow_control_queue_bytes
+flow_control_queue_size flow_control_request_enqueue_duration_seconds
+flow_control_request_queue_duration_seconds flow_control_requests_total flow_control_stale_endpoints
+inference_request_metric inflight_requests inflight_tokens info kv_cache_events_active_subscribers
+kv_cache_events_dedup_removed_hashes_forwarded_total kv_cache_events_dedup_removed_hashes_suppressed_total
+kv_cache_index_admissions_total kv_cache_index_evictions_total kv_cache_index_lookup_hits_total
+kv_cache_index_lookup_requests_total kv_cache_index_max_pod_hit_count_total model_rewrite_decisions_total
+pd_decision_total per_endpoint_queue_size plugin_duration_seconds prefix_indexer_hit_bytes
+prefix_indexer_hit_ratio prefix_indexer_size program_aware_attained_service_tokens
+program_aware_avg_wait_time_milliseconds program_aware_jains_fairness_index ready_endpoints
+request_cached_tokens request_duration_seconds request_error_total request_input_tokens request_ntpot_seconds
+request_output_tokens request_predicted_tpot_seconds request_predicted_ttft_seconds
+request_processing_duration_seconds request_running request_size_bytes request_slo_violation_total
+request_streaming_itl_seconds request_streaming_tpot_seconds request_total request_ttft_seconds
+response_processing_duration_seconds response_size_bytes scheduler_attempts_total
+scheduler_e2e_duration_seconds std_dev_kv_cache_utilization std_dev_queue_size std_dev_running_requests
+"""
+
+
+def test_each_of_llm_d_s_metrics_is_here_or_the_docs_say_why_not() -> None:
+    present = PRESENT.split()
+    ours = {row.name.removeprefix("llm_d_epp_") for row in TABLE if row.name.startswith("llm_d_")}
+    assert ours == set(present)
+    absent = {name for names, _ in ABSENT for name in names.split()}
+    assert (len(present), len(absent), absent & ours) == (70, 18, set())
+
+
+class _Parted:
+    """A decision's snapshot in which one of two endpoints of a pair holds one of two media."""
+
+    def __init__(self, *roles: Role, slo_ms: float = 0.0) -> None:
+        scheduler = picker_of(pool=[Endpoint(address) for address in POOL[:2]])
+        prompt = measured(0, 1024, list(range(1, 17)), 64.0)
+        request = asked(model="m", stream=True, prompt=prompt, media=(1, 2))
+        decision = scheduler.decide(request, 0.0, 0.0)
+        extra = {
+            "media:64": np.array([0.5, 0.0]),
+            "ttft_slo_ms": np.full(2, slo_ms),
+            "tpot_slo_ms": np.full(2, slo_ms),
+        }
+        seen = replace(decision.snapshot, extra=extra, workers={Role.PREFILL: decision.snapshot})
+        legs = tuple(replace(decision.legs[-1], role=role) for role in (*roles, Role.DECODE))
+        self.decision = replace(decision, snapshot=seen, legs=legs)
+
+
+@pytest.mark.parametrize(
+    ("roles", "kind", "pair"),
+    [
+        ((), "decode-only", "decode-only"),
+        ((Role.PREFILL,), "prefill-decode", "prefill-decode"),
+        ((Role.ENCODE,), "encode-decode", "decode-only"),
+        ((Role.ENCODE, Role.PREFILL), "encode-prefill-decode", "prefill-decode"),
+    ],
+)
+def test_stages_and_media_are_counted_as_llm_d_s_plugins_do(
+    roles: tuple[Role, ...], kind: str, pair: str
+) -> None:
+    bench = Bench()
+    bench.metrics.requests.decided(_Parted(*roles).decision)
+    read = bench.read
+    assert read("llm_d_epp_disagg_decision_total", model_name="m", decision_type=kind) == 1
+    assert read("llm_d_epp_pd_decision_total", model_name="m", decision_type=pair) == 1
+    assert read("llm_d_epp_encoder_cache_queries_total") == 2
+    assert read("llm_d_epp_encoder_cache_hits_total", pod=POOL[0]) == 1
+    assert read("llm_d_epp_encoder_cache_hit_ratio_count") == 2
+    bench.metrics.forget_endpoint(POOL[0])
+    assert read("llm_d_epp_encoder_cache_hits_total") == 0
+
+
+def test_predictions_objectives_and_lookups_are_counted_as_llm_d_s_plugins_do() -> None:
+    bench = Bench()
+    decision = _Parted(slo_ms=50.0).decision
+    bench.metrics.requests.decided(decision)
+    bench.metrics.requests.scheduled(decision, 0.001)
+    ended = Outcome(
+        decision.id, decision.endpoint, "completed", 200, 100.0, 400.0, Usage(1024, 31, 0), response_bytes=900
+    )
+    bench.metrics.requests.finished(ended)
+    read = bench.read
+    expected = decision.legs[-1].expected
+    assert read("llm_d_epp_request_predicted_ttft_seconds_sum") == pytest.approx(expected.first_token_s)
+    assert read("llm_d_epp_request_predicted_tpot_seconds_count", target_model_name="m") == 1
+    last = {what: read("llm_d_epp_inference_request_metric", type=what) for what in ("ttft", "tpot")}
+    assert last == {"ttft": pytest.approx(0.1), "tpot": pytest.approx(0.01)}
+    assert read("llm_d_epp_inference_request_metric", type="predicted_ttft") == expected.first_token_s
+    missed = [read("llm_d_epp_request_slo_violation_total", type=what) for what in ("ttft", "tpot")]
+    assert missed == [1, 0]
+    assert read("llm_d_epp_inference_request_metric", type="ttft_slo_violation") == 1
+    assert read("llm_d_epp_response_size_bytes_sum", model_name="m") == 900
+    assert read("llm_d_epp_kv_cache_index_lookup_requests_total") == 1
+    assert read("llm_d_epp_kv_cache_index_lookup_hits_total") == 0
+    assert read("llm_d_epp_prefix_indexer_hit_bytes_count") == 1
+    assert read("llm_d_epp_plugin_duration_seconds_sum", plugin_type=decision.policy) == 0.001
+    bench.decide()
+    bench.decide()
+    for name in ("lookup_hits", "max_pod_hit_count"):
+        assert read(f"llm_d_epp_kv_cache_index_{name}_total") == 16, "blocks of 64 tokens"
+    assert read("llm_d_epp_prefix_indexer_hit_bytes_sum") in (0, 4096)
+
+
+def test_old_names_have_the_labels_that_they_had() -> None:
+    bench = Bench()
+    bench.metrics = Metrics(TABLE, old_names=True)
+    bench.metrics.show("picker", PickerState(bench.scheduler, lambda: 1.0, "p", lambda _: 0.25))
+    bench.decide(priority=1)
+    bench.end(*bench.decide(priority=2), Usage(1000, 31, 640))
+    page = bench.page()
+    assert 'inference_objective_running_requests{model_name="m"} 1.0\n' in page
+    assert (
+        'inference_objective_request_duration_seconds_count{model_name="m",target_model_name="m"} 1.0' in page
+    )
+    assert bench.read("inference_objective_request_total", priority="1") == 1
+    assert 'inference_pool_ready_pods{name="p"} 3.0\n' in page
+    assert bench.read("inference_extension_prefix_indexer_hit_ratio_count") == 2
+    assert (
+        'inference_extension_flow_control_pool_saturation{inference_pool="p",stage="effective"} 0.25' in page
+    )
+    assert "inference_" not in Bench().page().replace("llm_d_epp_inference_", "").replace(
+        "inference_pool=", ""
+    )

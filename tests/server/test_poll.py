@@ -65,7 +65,7 @@ class Seen:
         self.rtts.append(rtt_ms)
         self.event.set()
 
-    def failed(self, _address: str, what: str, problem: str, _now_s: float) -> None:
+    def failed(self, _address: str, what: str, problem: str, _now_s: float, *, answered: bool) -> None:  # noqa: ARG002
         (self.failures if what == "probe" else self.scrape_failures).append(problem)
         self.event.set()
 
@@ -266,6 +266,21 @@ async def test_a_token_that_rotates_is_read_again(tmp_path: Path) -> None:
             replace_file(path, b"two ")
             await until(lambda: headers[-1]["Authorization"] == "Bearer two")
     assert headers[0]["Authorization"] == "Bearer one"
+
+
+def test_scrapes_that_fail_are_counted_as_llm_d_s_data_sources_do() -> None:
+    datastore, metrics = Datastore(PrefixIndex()), Metrics(TABLE)
+    datastore.apply([Endpoint("a:1")], 0.0)
+    feed = SignalFeed(datastore, metrics)
+    for what, answered in (("probe", False), ("scrape", False), ("scrape", True), ("gpu-scrape", True)):
+        feed.failed("a:1", what, "problem", 1.0, answered=answered)
+    polled, read = "llm_d_epp_datalayer_poll_errors_total", "llm_d_epp_datalayer_extract_errors_total"
+    assert shown(metrics, polled, source_type="metrics-data-source") == 1
+    assert shown(metrics, polled, source_type="dcgm-data-source") is None
+    for source, extractor in (
+        ("metrics-data-source", "core-metrics-extractor"), ("dcgm-data-source", "dcgm-extractor"),
+    ):  # fmt: skip
+        assert shown(metrics, read, source_type=source, extractor_type=extractor) == 1
 
 
 def test_an_engine_that_does_not_know_its_names_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -74,3 +74,16 @@ async def test_no_name_waits_for_another_and_none_is_asked_twice_at_once(
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_envoy_knows_the_address_of_ranks_and_means_the_one_picked(
+    answers: dict[str, list[str]],
+) -> None:
+    answers["gpu.example"] = ["10.0.0.9"]
+    resolver = Resolver()
+    resolver.set_pool(["10.0.0.1:80@0", "10.0.0.1:80@1", "gpu.example:80@1", "10.0.0.2:80"])
+    await resolver.resolve("gpu.example:80")
+    assert resolver.known_as("10.0.0.1:80@1") == resolver.resolved("10.0.0.1:80@1") == "10.0.0.1:80"
+    assert resolver.endpoint_of("10.0.0.1:80", "10.0.0.1:80@1") == "10.0.0.1:80@1"
+    assert resolver.endpoint_of("10.0.0.9:80", "10.0.0.1:80@1") == "gpu.example:80@1"
+    assert resolver.endpoint_of("10.0.0.2:80", "10.0.0.1:80@1") == "10.0.0.2:80"

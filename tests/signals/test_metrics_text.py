@@ -335,3 +335,27 @@ def test_no_bytes_make_a_reader_raise_either(noises: list[bytes]) -> None:
     for noise in noises:
         text = b"vllm:num_requests_running 1\n" + noise + b"\nvllm:num_requests_waiting 2\n"
         assert reader.read(text) == parse_metrics(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [
+        ("vllm:num_requests_running", b'engine="0",model_name="m"', b'engine="1",model_name="m"'),
+        ("vllm:num_requests_running", b'engine="9"', b'engine="10"'),  # of a node that serves these alone
+        ("sglang:num_running_reqs", b'dp_rank="0",tp_rank="0"', b'dp_rank="1",tp_rank="1"'),
+    ],
+)
+def test_a_rank_s_numbers_are_those_under_its_label_and_those_of_all(
+    name: str, first: bytes, second: bytes
+) -> None:
+    page = b"process_start_time_seconds 5\n%s{%s} 3\n%s{%s} 7\n" % (
+        name.encode(),
+        first,
+        name.encode(),
+        second,
+    )
+    readers = [MetricsReader(rank) for rank in range(3)]
+    for shown, other in ((page, 7.0), (page.replace(b" 7", b" 8"), 8.0)):
+        samples = [reader.read(shown) for reader in readers]
+        assert [each.running for each in samples] == [3.0, other, None]
+        assert {each.process_start_time_s for each in samples} == {5.0}

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epp.types import Role
-from epp_lab.baselines.decode_first import DecodeFirst
 from epp_lab.compare.fleets import fleet_named
+from epp_lab.compare.llmd_stages import prefix_decided
 from epp_lab.sim.engine import Engine
 from epp_lab.sim.handover import Interface
 from epp_lab.sim.job import EngineEvent, Finished, FirstToken, Job
 from epp_lab.sim.network import NetworkPath
-from epp_lab.sim.run import run_window
+from epp_lab.sim.run import policy_named, run_window
 from epp_lab.sim.scenario import Event, FleetSpec, Happening, ReplicaSpec
 from tests.kit.simfleet import PLAIN, options, request
 
@@ -42,7 +42,8 @@ def fleet(*events: Event, prefill: int = 1, decode: int = 1) -> FleetSpec:
 def run(
     load: Sequence[TraceRequest], spec: FleetSpec, *, threshold: float = 1.0, seed: int = 0
 ) -> tuple[SimResult, ...]:
-    return run_window(load, spec, DecodeFirst(threshold=threshold), seed=seed, options=options()).requests
+    policy = policy_named("llm-d-stages", prefix_decided(threshold))
+    return run_window(load, spec, policy, seed=seed, options=options()).requests
 
 
 def test_a_request_takes_prefill_transfer_and_a_step_by_hand() -> None:

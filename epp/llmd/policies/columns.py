@@ -1,19 +1,32 @@
 """Make the columns that llm-d's plugins read beyond a snapshot's own.
 
-Owns who had cold requests, in order, which endpoints sessions are bound to, and which media each endpoint
-had last. All else is read of the
-request, the pool and the engines' last metrics.
+Owns who had cold requests, in order, which endpoints sessions are bound to, which media each endpoint had
+last, and further prefix indexes. All else is read of the request, the pool and the engines' last metrics.
 """
 
 from __future__ import annotations
 
+import sys
 from base64 import b64decode
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.llmd.policies.plugins import GPU, LORA, ColdPlace, Column, Label, Media, Session, Token, Told
+from epp.llmd.policies.plugins import (
+    GPU,
+    LORA,
+    Admitted,
+    ColdPlace,
+    Column,
+    Indexed,
+    Label,
+    Media,
+    Session,
+    Token,
+    Told,
+)
 from epp.policies.base import ExtraColumns
+from epp.prefix_cache.index import PrefixIndex
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -50,6 +63,13 @@ class PluginColumns(ExtraColumns):
         self._media: dict[Media, dict[str, dict[str, None]]] = {
             each: {} for each in self._columns if isinstance(each, Media)
         }
+        #: Further indexes, and the number in them of each endpoint, the oldest first.
+        self._indexes = {
+            each: PrefixIndex(each.capacity_tokens, sys.maxsize)
+            for each in self._columns
+            if isinstance(each, Indexed)
+        }
+        self._numbers: dict[str, int] = {}
 
     def columns(
         self, request: RequestInfo, datastore: Datastore, seen: Snapshot, slots: Slots, now_s: float
@@ -67,6 +87,12 @@ class PluginColumns(ExtraColumns):
             case Label():
                 wanted, labels = request.headers.get(column.headers[0]), datastore.labels(column.label)
                 return _by_slot(slots, lambda slot: bool(wanted) and labels.get(slot) == wanted)
+            case Admitted():
+                endpoints = datastore.endpoints(slots)
+                return np.array([column.admits(each.labels) for each in endpoints], np.float64)
+            case Indexed():
+                names = [datastore.address_of(slot) or "" for slot in slots.tolist()]
+                return self._cached(self._indexes[column], request, names)
             case ColdPlace():
                 places = {address: place for place, address in enumerate(self._cold[column])}
                 return _by_slot(slots, lambda slot: places.get(datastore.address_of(slot) or "", -1))
@@ -87,6 +113,27 @@ class PluginColumns(ExtraColumns):
         if column == LORA:
             return _by_slot(slots, lambda slot: lora_score(datastore.engine.adapters(slot), request.model))
         return np.full(len(slots), float(request.priority))
+
+    def _cached(self, index: PrefixIndex, request: RequestInfo, names: list[str]) -> Floats:
+        """Look a request's prompts up in an index; nothing is cached where nothing was sent."""
+        known = np.array([name in self._numbers for name in names])
+        numbers = np.array([self._numbers.get(name, 0) for name in names], np.intp)
+        found = [index.match(prompt).cached_tokens(numbers) for prompt in (request, *request.more)]
+        return np.where(known, sum(found), 0.0)
+
+    def _index(self, address: str, request: RequestInfo) -> None:
+        """Note in every index what an endpoint is sent."""
+        number = self._numbers.pop(address, None)
+        if number is None and len(self._numbers) < _MOST_ENDPOINTS:
+            number = len(self._numbers)
+        elif number is None:
+            number = self._numbers.pop(next(iter(self._numbers)))
+            for index in self._indexes.values():
+                index.forget(number)
+        self._numbers[address] = number
+        for index in self._indexes.values():
+            for prompt in (request, *request.more):
+                index.insert(number, prompt)
 
     def _address(self, column: Token | Session, request: RequestInfo) -> str:
         """Return the endpoint that a request's session is bound to, empty for none."""
@@ -117,6 +164,8 @@ class PluginColumns(ExtraColumns):
                     del held[next(iter(held))]
                 if len(known) > _MOST_ENDPOINTS:
                     del known[next(iter(known))]
+        if self._indexes and request.prompt_tokens:
+            self._index(address, request)
         if seen.cached_tokens.any():
             return
         for place, order in self._cold.items():

@@ -22,9 +22,9 @@ from epp.llmd.policies.plugins import (
     Objectives,
     Positive,
     PositiveInt,
+    PrefixReader,
     Share,
 )
-from epp.policies.parts import match_ratios
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,7 +41,7 @@ class SessionFilter(Bound, Filter, frozen=True, tag="session-affinity-filter"):
         return bound | (not bound.any())
 
 
-class AffinityFilter(Filter, frozen=True, tag="prefix-cache-affinity-filter"):
+class AffinityFilter(PrefixReader, Filter, frozen=True, tag="prefix-cache-affinity-filter"):
     """Keep who holds ``threshold`` of the prompt: ``scheduling/filter/prefixcacheaffinity/plugin.go``.
 
     Unless nobody does, a draw below ``exploration`` says so, or the best time to first token among them
@@ -70,7 +70,8 @@ class AffinityFilter(Filter, frozen=True, tag="prefix-cache-affinity-filter"):
         everybody = np.ones(len(snapshot), np.bool_)
         if len(snapshot) <= 1 or self.affinity_threshold <= 0.0 or draw < self.exploration_probability:
             return everybody
-        sticky = match_ratios(request, snapshot) >= self.affinity_threshold
+        cached, prompt = self.in_blocks(request, snapshot)
+        sticky = cached / prompt >= self.affinity_threshold
         if not sticky.any() or sticky.all():
             return everybody
         if self.max_ttft_penalty_ms:
@@ -126,7 +127,7 @@ class UtilizationFilter(Filter, frozen=True, tag="utilization-filter"):
     def keep(self, request: RequestInfo, snapshot: Snapshot, draw: float) -> Flags:
         kept = np.ones(len(snapshot), np.bool_)
         for limit in self.conditions:
-            kept &= getattr(snapshot, _METRICS[limit.metric]) <= limit.max_value
+            kept &= ~(getattr(snapshot, _METRICS[limit.metric]) > limit.max_value)
         return kept | (self.fallback_on_empty and not kept.any())
 
 
@@ -209,7 +210,7 @@ class AttributeFilter(Attribute, Filter, frozen=True, tag="endpoint-attribute-fi
 
 
 class TopologyFilter(Filter, frozen=True, tag="topology-affinity-filter"):
-    """Keep all: nearness to a prefill endpoint, which nobody picks (``filter/topologyaffinity``)."""
+    """Keep all: nearness to a prefill endpoint, which nobody chooses (``filter/topologyaffinity``)."""
 
     min_affinity: Literal["", "host", "rack", "zone", "region"] = ""
     topology_producer_name: str = ""
@@ -323,6 +324,7 @@ class RolloutScreener(Filter, frozen=True, tag="disaggregatedset-rollout-screene
     pods; answers are not stamped.
     """
 
+    before_profile = True
     scope: dict[str, str]
     revision_gating: RevisionGating
     header_selectors: list[HeaderSelector] = []
@@ -341,6 +343,8 @@ class RolloutScreener(Filter, frozen=True, tag="disaggregatedset-rollout-screene
 
 class Admitter(Filter, frozen=True):
     """Keep all or nobody, of requests with negative priority."""
+
+    before_profile = True
 
     @property
     def required_columns(self) -> tuple[Column, ...]:

@@ -7,13 +7,14 @@ given the endpoints that the filters before it kept.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+import math
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 from msgspec import Meta, Struct
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from epp.types import Flags, Floats, RequestInfo, Snapshot
 
@@ -73,6 +74,18 @@ class Media(Column, frozen=True, kw_only=True):
     most: int
 
 
+class Indexed(Column, frozen=True, kw_only=True):
+    """The prompt's tokens that an index of its own, of this capacity, believes an endpoint to have cached."""
+
+    capacity_tokens: int
+
+
+class Admitted(Column, frozen=True, kw_only=True):
+    """1 where an endpoint's labels pass a filter of labels."""
+
+    admits: Callable[[Mapping[str, str]], bool]
+
+
 #: What `lora_score` says of an adapter, the request's priority, and GPU utilization, -1 where none is told.
 LORA, PRIORITY, GPU = Column("lora"), Column("priority"), Column("gpu_utilization")
 #: Latency objectives in ms, the newer header first.
@@ -108,6 +121,47 @@ class Plugin(
         return False
 
 
+class PrefixReader(Plugin, frozen=True):
+    """Read what endpoints have cached of a prompt.
+
+    Attributes:
+        index_tokens: capacity of an index of its own, 0 for the picker's; the translation of a configuration
+            fills it in.
+        precise: the picker's is told by engines, whose blocks are all whole; likewise.
+    """
+
+    index_tokens: int = 0
+    precise: bool = False
+
+    @property
+    def required_columns(self) -> tuple[Column, ...]:
+        tokens = self.index_tokens
+        return (Indexed(f"indexed:{tokens}", capacity_tokens=tokens),) if tokens else ()
+
+    def cached(self, snapshot: Snapshot) -> Floats:
+        """Return the cached tokens."""
+        return snapshot.extra[self.required_columns[0].name] if self.index_tokens else snapshot.cached_tokens
+
+    def in_blocks(self, request: RequestInfo, snapshot: Snapshot) -> tuple[Floats, float]:
+        """Return the cached tokens and the prompt's, both in whole blocks."""
+        block_tokens = 0.0 if self.precise else request.block_tokens
+        return in_blocks(request.prompt_tokens, block_tokens, self.cached(snapshot))
+
+
+def in_blocks(prompt_tokens: int, block_tokens: float, cached: Floats) -> tuple[Floats, float]:
+    """Round cached tokens down and a prompt's up to whole blocks; the second is never 0.
+
+    A partial last block counts as one, and is cached where the whole prompt is: a prompt of 65 tokens has two
+    blocks of 64 (``requestcontrol/dataproducer/prefixhash``). Where no size of blocks is known, as in old
+    records, every token counts.
+    """
+    if not block_tokens:
+        return np.minimum(cached, prompt_tokens), max(float(prompt_tokens), 1.0)
+    most = max(math.ceil(prompt_tokens / block_tokens - 1e-9), 1) * block_tokens
+    whole = np.floor(cached / block_tokens + 1e-9) * block_tokens
+    return np.where((cached >= prompt_tokens) & (prompt_tokens > 0), most, whole), most
+
+
 class Scorer(Plugin, frozen=True):
     """Score endpoints from 0 to 1."""
 
@@ -117,7 +171,13 @@ class Scorer(Plugin, frozen=True):
 
 
 class Filter(Plugin, frozen=True):
-    """Keep some endpoints: by their labels, before all else, or by request and signals."""
+    """Keep some endpoints: by their labels, or by request and signals.
+
+    Attributes:
+        before_profile: it stands before every profile and leaves the order of the profile's filters alone.
+    """
+
+    before_profile: ClassVar[bool] = False
 
     def admits(self, labels: Mapping[str, str]) -> bool:
         """Tell whether an endpoint with these labels may serve at all."""
@@ -126,6 +186,11 @@ class Filter(Plugin, frozen=True):
     def keep(self, request: RequestInfo, snapshot: Snapshot, draw: float) -> Flags:
         """Say who stays; ``draw`` is a uniform number of this request and plugin."""
         return np.ones(len(snapshot), np.bool_)
+
+
+def by_labels(found: Filter) -> bool:
+    """Tell whether it asks for labels alone."""
+    return type(found).admits is not Filter.admits
 
 
 class Attribute(Plugin, frozen=True):

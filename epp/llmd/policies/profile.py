@@ -13,7 +13,15 @@ from epp.errors import NoEndpointError
 from epp.keyed_uniform import keyed_uniform
 from epp.llmd.policies.columns import PluginColumns
 from epp.llmd.policies.filters import Filters  # noqa: TC001  # parameters are checked by it
-from epp.llmd.policies.plugins import TPOT_HEADROOM, TPOT_SLO, TTFT, TTFT_HEADROOM, TTFT_SLO
+from epp.llmd.policies.plugins import (
+    TPOT_HEADROOM,
+    TPOT_SLO,
+    TTFT,
+    TTFT_HEADROOM,
+    TTFT_SLO,
+    Admitted,
+    by_labels,
+)
 from epp.llmd.policies.scorers import KvCacheScorer, PrefixScorer, QueueScorer, Scorers
 from epp.policies.base import Count, Need, Policy, Positive, Softmax
 from epp.types import Ranking
@@ -25,7 +33,7 @@ if TYPE_CHECKING:
     from epp.policies.base import Drawn, ExtraColumns, Weights
     from epp.types import Endpoint, Flags, Floats, RequestInfo, Role, Slots, Snapshot
 
-#: Where the picked engine may fetch the KV cache of the prompt from: llm-d's ``p2p-source-producer``.
+#: Where the chosen engine may fetch the KV cache of the prompt from: llm-d's ``p2p-source-producer``.
 KV_SOURCE_HEADER = "x-kv-cache-source-host-port"
 Picker = Literal["max-score-picker", "random-picker", "weighted-random-picker"]
 #: Term of the weighted sum.
@@ -63,8 +71,8 @@ class LlmDProfile(Policy):
         picker: how to choose by score.
         streaming_mode: a request has a TPOT; else its headroom is 0.
         slo_buffer_factor: part of the TPOT's SLO that counts.
-        kv_source_min_tokens: how many more cached tokens make another endpoint the source of the pick's KV
-            cache; 0 for none.
+        kv_source_min_tokens: how many more cached tokens make another endpoint the source of the chosen
+            endpoint's KV cache; 0 for none.
     """
 
     name = "llm-d-profile"
@@ -96,7 +104,20 @@ class LlmDProfile(Policy):
     @property
     def required_columns(self) -> frozenset[Column]:
         """List the columns that plugins read beyond the snapshot's own."""
-        return frozenset(column for plugin in self.plugins for column in plugin.required_columns)
+        own = (column for plugin in self.plugins for column in plugin.required_columns)
+        return frozenset((*own, *self._later.values()))
+
+    @property
+    def _later(self) -> dict[str, Admitted]:
+        """Return what filters of labels read that stand after others, by their names."""
+        names = list(self.filters)
+        first = [by_labels(plugin) or plugin.before_profile for plugin in self.filters.values()]
+        start = first.index(False) if False in first else len(first)
+        return {
+            name: Admitted(f"admitted:{name}", admits=self.filters[name].admits)
+            for name in names[start:]
+            if by_labels(self.filters[name])
+        }
 
     def extra_columns(self) -> ExtraColumns | None:
         """Return what makes these columns."""
@@ -108,8 +129,11 @@ class LlmDProfile(Policy):
         return frozenset()
 
     def admits(self, endpoint: Endpoint) -> bool:
-        """Ask the filters of labels."""
-        return all(plugin.admits(endpoint.labels) for plugin in self.filters.values())
+        """Ask the filters of labels; those that stand after others are asked in their order."""
+        later = self._later
+        return all(
+            plugin.admits(endpoint.labels) for name, plugin in self.filters.items() if name not in later
+        )
 
     def told_endpoints(
         self, request: RequestInfo, snapshot: Snapshot, chosen: int, seed: int
@@ -139,9 +163,12 @@ class LlmDProfile(Policy):
         if any(plugin.predicts for plugin in self.plugins):
             snapshot = replace(snapshot, extra={**snapshot.extra, **self._predicted(snapshot)})
         terms: dict[str, Floats] = {}
-        rows, seen = np.arange(count), snapshot
+        rows, seen, later = np.arange(count), snapshot, self._later
         for name, plugin in self.filters.items():
-            passed = plugin.keep(request, seen, keyed_uniform(seed, request.decision_id, name))
+            if name in later:
+                passed = seen.extra.get(later[name].name, np.ones(len(rows))) > 0.0
+            else:
+                passed = plugin.keep(request, seen, keyed_uniform(seed, request.decision_id, name))
             if not passed.any():
                 raise NoEndpointError("saturated", f"no endpoint passes {name}")
             if not passed.all():

@@ -18,10 +18,10 @@ from epp.llmd.policies.plugins import (
     Media,
     Objectives,
     PositiveInt,
+    PrefixReader,
     Scorer,
     Share,
 )
-from epp.policies.parts import match_ratios
 
 if TYPE_CHECKING:
     from epp.llmd.policies.plugins import Column
@@ -56,7 +56,7 @@ class KvCacheScorer(Scorer, frozen=True, tag="kv-cache-utilization-scorer"):
         return 1.0 - snapshot.engine_kv_usage
 
 
-class PrefixScorer(Scorer, frozen=True, tag="prefix-cache-scorer"):
+class PrefixScorer(PrefixReader, Scorer, frozen=True, tag="prefix-cache-scorer"):
     """Score by ``w * min(1, matched / scale)^2 + (1 - w) * matched / all``.
 
     ``scheduling/scorer/prefix/plugin.go``.
@@ -67,8 +67,9 @@ class PrefixScorer(Scorer, frozen=True, tag="prefix-cache-scorer"):
 
     def score(self, request: RequestInfo, snapshot: Snapshot) -> Floats:
         weight = self.match_length_weight
-        length = np.minimum(snapshot.cached_tokens / self.match_length_scale_tokens, 1.0) ** 2
-        score: Floats = weight * length + (1.0 - weight) * match_ratios(request, snapshot)
+        cached, prompt = self.in_blocks(request, snapshot)
+        length = np.minimum(cached / self.match_length_scale_tokens, 1.0) ** 2
+        score: Floats = weight * length + (1.0 - weight) * cached / prompt
         return score
 
 
@@ -295,7 +296,7 @@ class SessionScorer(Bound, Scorer, frozen=True, tag="session-affinity-scorer"):
 
 
 class TopologyScorer(Scorer, frozen=True, tag="topology-affinity-scorer"):
-    """Score 0: nearness to a prefill endpoint, which nobody picks (``scorer/topologyaffinity``)."""
+    """Score 0: nearness to a prefill endpoint, which nobody chooses (``scorer/topologyaffinity``)."""
 
     topology_producer_name: str = ""
 

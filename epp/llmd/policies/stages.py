@@ -6,6 +6,7 @@ Sources: ``scheduling/profilehandler/disagg`` (`epp.llmd.policies.plugins` says 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
@@ -18,8 +19,8 @@ from epp.llmd.policies.columns import PluginColumns
 from epp.llmd.policies.filters import DecodeFilter, EncodeFilter, PrefillFilter
 from epp.llmd.policies.profile import FILTERED, LlmDProfile, among
 from epp.policies.base import Policy, PositiveCount
-from epp.policies.pairs import fits
-from epp.types import HELPERS, Role
+from epp.policies.pairs import groups_of
+from epp.types import HELPERS, PREFILLS, Role
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -106,7 +107,8 @@ class LlmDStages(Policy):
     ``disagg_profile_handler.go`` of llm-d/llm-d-router at ebab687. Whether there is a stage of its own is
     decided by what each endpoint, were it to decode, holds of the prompt. Who does it is the same for all
     endpoints of a revision and does not depend on who decodes. Where its profile leaves nobody, or the
-    endpoint itself, that endpoint does it; there llm-d sends an endpoint to itself.
+    endpoint itself, that endpoint does it; there llm-d sends an endpoint to itself. One whose engine cannot
+    prefill wants a worker whatever is decided.
 
     Attributes:
         stages: by role, ``decode`` among them; by default all, by label, with a prefill for every request.
@@ -164,13 +166,16 @@ class LlmDStages(Policy):
         """Find who does a stage for each endpoint, as `Ranking.partners` has them."""
         stage, workers = self.stages[role], snapshot.workers[role]
         rows: Rows = np.full((len(snapshot), stage.most), -1, np.intp)
-        itself = np.equal.outer(np.array(workers.endpoints), np.array(snapshot.endpoints))
-        wanted, fit = stage.decider.wants(request, snapshot), fits(workers, snapshot) | itself
-        for kind in np.unique(fit[:, wanted], axis=1).T:
-            of_kind = wanted & (fit == kind[:, None]).all(axis=0)
-            found = _picked(stage, request, workers, kind, seed) if kind.any() else []
-            rows[of_kind, : len(found)] = found
-        rows[itself[rows, np.arange(len(snapshot))[:, None]]] = -1
+        wanted = stage.decider.wants(request, snapshot)
+        if role is Role.PREFILL:
+            wanted = wanted | (snapshot.extra[PREFILLS] == 0.0)
+        groups, of_workers = list(groups_of(role, snapshot)), list(groups_of(role, workers))
+        for group in set(compress(groups, wanted)):
+            kept = np.array([each == group for each in of_workers])
+            found = _picked(stage, request, workers, kept, seed) if kept.any() else []
+            rows[wanted & np.array([each == group for each in groups]), : len(found)] = found
+        names = np.array(workers.endpoints)
+        rows[names[rows] == np.array(snapshot.endpoints)[:, None]] = -1
         return rows
 
     @staticmethod
@@ -182,7 +187,7 @@ class LlmDStages(Policy):
 
 
 def _picked(stage: Stage, request: RequestInfo, workers: Snapshot, kept: Flags, seed: int) -> list[int]:
-    """Pick by a stage's profile among some workers, of equals by a keyed draw; nobody where none passes."""
+    """Choose by a stage's profile among some workers, of equals by a keyed draw; nobody where none passes."""
     rows, seen = np.flatnonzero(kept), among(workers, kept)
     try:
         costs = stage.profile.rank(request, seen, {}, seed).costs

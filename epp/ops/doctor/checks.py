@@ -32,6 +32,7 @@ _BY_AREA: dict[str, tuple[Callable[[Context], Findings], ...]] = {
         picker.freshness,
         picker.peers,
         picker.faults,
+        picker.held_turns,
         picker.ends,
         picker.cache_belief,
         picker.reports,

@@ -134,7 +134,7 @@ def waits(context: Context) -> Findings:
         if not full_duplex and granted_s <= longest_s:
             yield error(
                 f"{what}, and Envoy grants {granted_s:g} s (max_message_timeout)",
-                "it goes on without a pick when its message timeout is over",
+                "it goes on without a decision when its message timeout is over",
                 f"set max_message_timeout to more than {longest_s:g}s, or shorten waits in `queue`",
             )
         for name, route, _ in asked.routes:
@@ -261,9 +261,9 @@ def balancing(context: Context) -> Findings:
             if by_address and fallbacks:
                 yield error(
                     f"cluster {name} takes a single endpoint, and the picker sends {fallbacks} fallbacks"
-                    " after its pick",
+                    " behind the chosen one",
                     "Envoy finds no address in the list and answers 503, which counts against the endpoints"
-                    " picked",
+                    " chosen",
                     "set policy.fallbacks: 0 and start the picker again",
                 )
 

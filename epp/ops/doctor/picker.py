@@ -261,6 +261,17 @@ def faults(context: Context) -> Findings:
         )
 
 
+def held_turns(context: Context) -> Findings:
+    """Check that callers wait for the turns of agents that are held."""
+    held, left = (context.page.total("epp_program_turns_total", how=how) for how in ("held", "left"))
+    if left > 0.05 * held:
+        yield warning(
+            f"of {held:.0f} turns of agents that were held, callers gave up {left:.0f}",
+            "where no caller waits, turns are not held for ten minutes at a time, which gains nothing",
+            "let clients, gateways and routes wait for queue.programs.longest_hold_s, or turn it off",
+        )
+
+
 def ends(context: Context) -> Findings:
     """Check that reservations end by a request's end and not by age."""
     page = context.page

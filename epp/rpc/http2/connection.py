@@ -202,7 +202,7 @@ class CallCancelled(CallEvent):
 _NO_TABLE = b"\x20"
 #: What goes out in one frame, uncounted: no peer may want shorter ones.
 _SHORT_BYTES = 16 * 1024
-#: What may wait on a stream without room: a pick.
+#: What may wait on a stream without room: a decision.
 UNCOUNTED_BYTES = 1024
 #: What an item that waits takes beside its data.
 _ITEM_BYTES = 512
@@ -627,7 +627,7 @@ def _stream_number(payload: memoryview) -> int:
 
 
 #: What an open stream takes with all that belongs to it here and above: its objects, a decision, a short
-#: answer that waits. Measured: 2 KB opened, 6 KB picked.
+#: answer that waits. Measured: 2 KB opened, 6 KB decided.
 STREAM_BYTES = 7 * 1024 + UNCOUNTED_BYTES
 _DRAIN_PING = b"gorgodra"
 #: Work units of a new stream with its call, and of SETTINGS: one for each eight open streams.

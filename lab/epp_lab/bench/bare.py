@@ -1,4 +1,4 @@
-"""The floor: an ext_proc server that only answers, one fixed pick for everybody.
+"""The floor: an ext_proc server that only answers, one fixed answer for everybody.
 
 `python -m epp_lab.bench.bare TRANSPORT`: on ``grpcio`` or on ``builtin``, the own transport
 (docs/transport.md), so that the cost of deciding can be told from what that transport saves. Prints its own
@@ -31,7 +31,7 @@ _MAX_BYTES = 64 * 1024 * 1024
 
 
 def answer(message: ProcessingRequest) -> ProcessingResponse:
-    """Make the reply: go on, and with the body (or a request that has none) the pick."""
+    """Make the reply: go on, and with the body (or a request that has none) the decision."""
     reply = ProcessingResponse()
     part = message.WhichOneof("request")
     if part == "request_body":

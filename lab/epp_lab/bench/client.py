@@ -1,7 +1,7 @@
 """The proxy's side of ext_proc: recorded conversations held with a picker, several at once.
 
-Knows of answers only which picks they carry and when a body is back. Reports first tokens and the access log,
-as Envoy would, where the picker has places for them.
+Knows of answers only which decisions they carry and when a body is back. Reports first tokens and the access
+log, as Envoy would, where the picker has places for them.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Proxy:
     async def burst(
         self, conversations: Sequence[list[Step]], at_once: int, *, reported: bool
     ) -> list[float]:
-        """Hold conversations, ``at_once`` at a time, and return each one's milliseconds to its pick.
+        """Hold conversations, ``at_once`` at a time, and return each one's milliseconds to its decision.
 
         Args:
             conversations: each what `epp_lab.bench.recorded.conversation` made.
@@ -105,7 +105,7 @@ class Proxy:
         return decided_ms
 
     async def _hold(self, steps: list[Step], *, reported: bool) -> float:
-        """Hold one conversation: milliseconds from the last message that the pick needs to the pick."""
+        """Hold one conversation: milliseconds from the last message that is needed to the decision."""
         call = self._channel.stream_stream(_PROCESS)()
         decided_ms, pick = 0.0, _NO_PICK
         for step in steps:
@@ -153,7 +153,7 @@ async def _send(call: Any, messages: Sequence[bytes]) -> None:
 
 
 async def _answers(call: Any, step: Step) -> tuple[bool, tuple[str, str]]:
-    """Read what a step waits for: whether the stream is over, and the pick's id and endpoint if it came."""
+    """Read what a step waits for: whether the stream is over; the decision's id and endpoint if it came."""
     pick, count = _NO_PICK, 0
     while (raw := await call.read()) is not grpc.aio.EOF:
         count += 1

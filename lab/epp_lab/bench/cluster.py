@@ -27,7 +27,7 @@ COUNT, KNOWN, NEW = 100, 32, 8
 
 
 def costs() -> dict[str, Floats]:
-    """Return us to make, us to take and bytes of a message with one promise, of a further one, of a fact."""
+    """Return us to make, us to take and bytes of a message with one reservation, one more, of a delta."""
     loop, sent, turns = Loop(), list[bytes](), list[Any]()
     group, clock = Group("", "", ""), VirtualClock(loop)
     with rig(COUNT) as here, rig(COUNT) as there:

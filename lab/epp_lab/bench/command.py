@@ -22,6 +22,7 @@ from epp_lab.bench import (
     cluster,
     core,
     envoy,
+    events,
     idle,
     index,
     peers,
@@ -56,6 +57,7 @@ CASES: dict[str, tuple[int, Callable[[Figures, argparse.Namespace, int], Corouti
     "tracing": (5, tracing.measure),
     "waiting": (5, waiting.measure),
     "pairs": (5, core.measure_pairs),
+    "events": (3, events.measure),
 }
 #: What each measures, for ``--help``.
 _NAMES = (
@@ -64,6 +66,7 @@ _NAMES = (
     "(long-index: 100M); idle: scraped endpoints alone; tokens: a model's own tokenizer; soak: a million "
     "requests, for leaks; pickers: four that share, and alone; cluster: their messages; tracing: spans; "
     "waiting: 10,000 requests in the queue; pairs: of endpoints that prefill and that decode; "
+    "events: of engines' KV caches; "
     "peers: this gateway beside others"
 )
 #: What ``all`` runs, in this order; under twenty minutes on two cores.

@@ -1,4 +1,4 @@
-"""End to end through a real Envoy: what each way of picking adds to a request with a 72 KB prompt.
+"""End to end through a real Envoy: what each way of choosing adds to a request with a 72 KB prompt.
 
 Each way has a picker and an Envoy of its own; all share one upstream, whose first token comes at once.
 Requests come at a fixed rate, whatever is still open, so that a slow way is not spared. CPU is what the

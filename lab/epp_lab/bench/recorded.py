@@ -87,7 +87,7 @@ class Mode(StrEnum):
 
     ``constant``: the body in one message, nothing of the response; Envoy reports it afterwards.
     ``headers``: a request without a body, declared as in ``constant``.
-    ``streamed``: the body piece by piece, picked on its headers; nothing of the response.
+    ``streamed``: the body piece by piece, decided by its headers; nothing of the response.
     ``duplex``: full duplex both ways, as gateways impose it.
     """
 
@@ -103,7 +103,7 @@ class Step(NamedTuple):
     Attributes:
         messages: as they go on the wire.
         replies: answers to wait for; None for "until the body has come back to its end".
-        decides: the answer to this step is the pick.
+        decides: the answer to this step is the decision.
     """
 
     messages: tuple[bytes, ...]

@@ -199,7 +199,7 @@ def fit(sent: Sequence[TraceRequest], results: Sequence[Any], rtt_ms: float) -> 
     Args:
         sent: as `probes` returned them.
         results: their results in that order, `RequestResult` or `SimResult`, all answered.
-        rtt_ms: warm round trip to the engine.
+        rtt_ms: round trip on an open connection to the engine.
     """
     meets, seen, rows = Counter(request.session for request in sent), set[int](), []
     for request, found in zip(sent, results, strict=True):

@@ -42,7 +42,7 @@ from epp_lab.compare.stats import MIN_UNITS
 from epp_lab.origin import origin
 from epp_lab.progress import progress
 from epp_lab.sim.oracle import ORACLES
-from epp_lab.sim.scenario import PickerOptions, RegionMode, WindowOptions
+from epp_lab.sim.scenario import EVENTS, PickerOptions, RegionMode, WindowOptions
 from epp_lab.workloads.registry import WORKLOADS, workload_named
 from epp_lab.workloads.tenants import Tenancy
 
@@ -124,6 +124,13 @@ def _add_pickers_and_tenants(parser: argparse.ArgumentParser) -> None:
         default="off",
         metavar="on,off",
         help="let requests wait (%(default)s)",
+    )
+    add(
+        "--events",
+        type=listed(EVENTS),
+        default="off",
+        metavar="on,off,lossy",
+        help="hear of engines' KV caches: 50 ms late, or a tenth of the messages never (%(default)s)",
     )
     add = parser.add_argument_group("tenants", "that share the load; their queue is fair").add_argument
     add(
@@ -268,12 +275,14 @@ def _simulated(arguments: argparse.Namespace) -> dict[str, Any]:
                     pickers=pickers,
                     regions=regions,
                     queue=queue == "on",
+                    events=events,
                     weights=found[p.name].weights if p.name in found else p.weights,
                 )
                 for p in policies
                 for pickers in arguments.pickers
                 for regions in arguments.regions
                 for queue in arguments.queue
+                for events in arguments.events
             ]
             for found in tuned
         ]

@@ -64,7 +64,8 @@ FLEETS: dict[str, tuple[str, FleetSpec]] = {
         regional_fleet(L40S_X2),
     ),
     "paper-h100": ("one H100 in each of the three regions", regional_fleet(H100)),
-    # Warm round trips behind the published 55, 151 and 244 ms of the H100 regions (source [P]).
+    # Round trips of open connections behind the published 55, 151 and 244 ms of the H100 regions (source
+    # [P]).
     "mixed": ("L40Sx2 near and far, an H100 between", parse_fleet("l40s-x2@20,h100@102,l40s-x2@211")),
     "one-region": ("eight L40Sx2 side by side", parse_fleet("l40s-x2@2*8")),
     "regions": (

@@ -83,8 +83,8 @@ class Lesson:
         rounds: every training.
         in_force_s: when models that passed began to decide, in seconds after the start of the window.
         picks: decisions by who made them: ``model``, ``explored``, or a word of `FALLBACKS`.
-        chosen: per request, in the order of decisions: seconds after the start, the pick's fallback code, the
-            prediction for it (NaN without one).
+        chosen: per request, in the order of decisions: seconds after the start, the decision's fallback code,
+            the prediction for it (NaN without one).
         retreats: when models were taken away on regret, and why.
     """
 

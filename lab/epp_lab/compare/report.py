@@ -40,7 +40,7 @@ _LOWEST = "the lowest"
 _KNEE_TIMES = 2.0
 _NOTES = (
     f"saturated: over {100 * SATURATED_UNANSWERED_SHARE:g} % unanswered when the last request was due, "
-    f"or slip p95 over {SATURATED_SLIP_P95_MS:,.0f} ms; "
+    f"or client lag p95 over {SATURATED_SLIP_P95_MS:,.0f} ms; "
 )
 _YARDSTICKS = "(yardstick): sees the engines' true state"
 _GATEWAYS = "gateways were driven one after the other"
@@ -130,7 +130,7 @@ def _figures(cell: Values, seeds: int) -> Table:
     table = _table(
         f"{cell['name']}: {mean}first {cell['warmup_s']:,.0f} s dropped as warm-up, {offered}",
         *(f"{name} ms\np50 / p95 / p99" for name in ("TTFT", "E2E", "ITL")),
-        *("hits\nbelieved / true", "hottest", "slip\np95 ms", "failed", "saturated"),
+        *("hits\nexpected / true", "hottest", "client lag\np95 ms", "failed", "saturated"),
     )
     for policy in sorted(cell["policies"], key=lambda p: p["e2e_ms"]["p95"]):
         table.add_row(

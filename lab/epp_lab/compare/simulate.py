@@ -24,6 +24,7 @@ from epp_lab.compare.measure import METRICS, Figures, PolicyRun, figures, from_w
 from epp_lab.compare.plan import TUNING_SEED
 from epp_lab.sim.oracle import ORACLES
 from epp_lab.sim.run import policy_named, run_window
+from epp_lab.sim.scenario import EVENTS
 from epp_lab.tuner.hillclimb import EsPaper
 from epp_lab.tuner.search import Search
 
@@ -51,6 +52,7 @@ class PolicyChoice:
         pickers: how many pickers run it.
         regions: how they cooperate, of a fleet of regions (`PickerOptions.regions`).
         queue: requests may wait in the picker.
+        events: how it hears of engines' KV caches, a name of `EVENTS`.
     """
 
     name: str
@@ -59,12 +61,14 @@ class PolicyChoice:
     pickers: int = 1
     regions: RegionMode = "regions"
     queue: bool = False
+    events: str = "off"
 
     @property
     def label(self) -> str:
-        """The policy, its pickers where they are several or do not forward, and its queue if it has one."""
+        """The policy, its pickers where they are several or do not forward, its queue and events if any."""
         name = self.name if self.pickers == 1 else f"{self.name}, {self.pickers} pickers"
         name = f"{name}, queue" if self.queue else name
+        name = name if self.events == "off" else f"{name}, events {self.events}"
         return name if self.regions == "regions" else f"{name}, {self.regions}"
 
 
@@ -92,6 +96,7 @@ def run_task(cell: PlanCell, fleet: FleetSpec, policy: PolicyChoice, seed: int) 
     requests = cell.source.requests(seed)
     pickers = replace(cell.reports.pickers, count=policy.pickers, regions=policy.regions)
     options = replace(cell.reports, time_scale=cell.pace, max_in_flight=cell.max_in_flight, pickers=pickers)
+    options = replace(options, events=EVENTS[policy.events])
     options = options.with_queue() if policy.queue else options
     weights, lesson = policy.weights, None
     if fleet.regions is not None and policy.name in (GorgoHillclimb.name, *LEARNERS):

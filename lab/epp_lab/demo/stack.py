@@ -57,7 +57,7 @@ class Replica:
     kv_tokens: int = 0
 
 
-#: Warm round trips behind the published figures of the reference's three regions.
+#: Round trips of open connections behind the published figures of the reference's three regions.
 REGIONS = tuple(
     Replica(name, rtt_ms=rtt_ms, region=name)
     for name, rtt_ms in (("ashburn", 20.0), ("frankfurt", 102.0), ("seoul", 211.0))

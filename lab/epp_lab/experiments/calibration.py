@@ -82,7 +82,7 @@ def _rate(fleet: FleetSpec, busy_share: float) -> float:
 
 
 async def _measured(load: PlanCell, fleet: FleetSpec, policy: str, seed: int) -> tuple[Figures, float]:
-    """Send the load through a new picker; its figures, and the share of picks of the first replica."""
+    """Send the load through a new picker; its figures, and the share of decisions of the first replica."""
     new = time.time_ns()
     requests = [
         replace(request, block_ids=tuple(new + block for block in request.block_ids))

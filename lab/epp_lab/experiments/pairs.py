@@ -3,7 +3,7 @@
 Eight workers (`epp_lab.compare.fleets.pd_fleet`). Loads come from the folder of ``EPP_TRACES``: Mooncake's
 conversations, as many windows as seeds, which overlap; and recorded sessions of Claude Code in closed loop.
 The knee of a load is the largest pace, or number of sessions, with a TTFT p95 of at most three times that at
-half of it, for decode-first at 512 tokens with the workers that fit and links of 100 Gb/s, under a seed that
+half of it, for llm-d's way at 512 tokens with the workers that fit and links of 100 Gb/s, under a seed that
 is not judged (1020). Cells, knees and entries were written down before a weight was tried on any.
 """
 
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from epp.keyed_uniform import keyed_uniform
-from epp_lab.baselines.decode_first import DecodeFirst
 from epp_lab.compare.fleets import fleet_named
+from epp_lab.compare.llmd_stages import prefix_decided
 from epp_lab.compare.plan import Source
 from epp_lab.experiment import CellRun, Experiment, ratio_text
 from epp_lab.experiments.queue import agents, trace_file
-from epp_lab.sim.run import run_window
+from epp_lab.sim.run import policy_named, run_window
 from epp_lab.sim.scenario import WindowOptions
 
 if TYPE_CHECKING:
@@ -124,7 +124,10 @@ def run(cell: str, entry: str, seed: int) -> dict[str, float]:
     """Run one load with one way to choose workers."""
     asked = CELLS[cell]
     requests, options = load(asked, SEED + seed)
-    policy = DecodeFirst(threshold=float(entry)) if entry in THRESHOLDS else OURS
+    by_threshold = entry in THRESHOLDS
+    policy = (
+        policy_named("llm-d-stages", prefix_decided(float(entry))) if by_threshold else policy_named(OURS)
+    )
     return measures(run_window(requests, fleet(asked, entry), policy, seed=SEED + seed, options=options))
 
 

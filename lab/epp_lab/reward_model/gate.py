@@ -190,8 +190,8 @@ def calibration(model: RewardModel, samples: Sequence[Sample]) -> list[tuple[flo
 def greedy(candidate: RewardModel, choice: Choice) -> Floats:
     """Return chance of each candidate under the model, equals in equal shares.
 
-    Endpoints unlike the training are the heuristic's, as they are for the policy: picked exactly when it
-    would pick one of them, and else not.
+    Endpoints unlike the training are the heuristic's, as they are for the policy: chosen exactly when it
+    would choose one of them, and else not.
     """
     x = with_classes(choice.rows, choice.engine_classes, candidate.classes)
     inside = ~candidate.out_of_distribution(x)

@@ -91,8 +91,8 @@ class Choice:
         rows: their inputs, ``[candidates, features]``.
         engine_classes: theirs.
         propensities: chance of each to be chosen; all 0 where slow start blurs them.
-        heuristic: chance of each to be the heuristic's pick instead.
-        chosen: index of the pick.
+        heuristic: chance of each to be the heuristic's choice instead.
+        chosen: index of the chosen endpoint.
         output_tokens: expected of the answer.
         learned: a model chose.
         other: a policy that is neither the learned one nor its heuristic chose.
@@ -116,7 +116,7 @@ class Logged:
     Attributes:
         sample: the row, by who served.
         choice: the decision.
-        served_pick: the pick is who served it.
+        served_pick: the chosen endpoint is who served it.
         ended_wall_s: Unix time at which it was over, or was given up; NaN when not known.
         e2e_ms: time of the whole answer; NaN when its end was not seen, or it was cut short by its client.
         failed: it failed by the fleet's doing, before its first token or after.

@@ -49,7 +49,7 @@ class DataKeys(Section, frozen=True):
         first: samples before the first training.
         every: new samples before each further one.
         recent: newest samples that are kept (the paper's FIFO).
-        replay: older ones that are kept, chosen to differ; 0 to learn from new samples alone.
+        replay: older ones that are kept, chosen to differ; 0 for none.
     """
 
     first: PositiveInt = 5000
@@ -62,11 +62,11 @@ class GateKeys(Section, frozen=True):
     """What a trained model must show before it replaces the one in force.
 
     Attributes:
-        held_out: newest samples that the model on trial has not seen, on which it is judged. Where they
-            overlap too little with its choices the next round holds out as many more, up to three times.
-        min_effective: effective samples without which the model is refused; 20 are enough where it would save
-            more than half, as while the incumbent saturates.
-        on: False lets every model pass, with its figures all the same.
+        held_out: newest samples, unseen by the model, on which it is judged. Where they overlap too
+            little with its choices, the next round holds out as many more, up to three times.
+        min_effective: effective samples without which the model is refused; 20 are enough where it
+            would save more than half.
+        on: false lets every model pass, with its figures.
     """
 
     held_out: PositiveInt = 1000
@@ -78,7 +78,7 @@ class GuardKeys(Section, frozen=True):
     """Whether a policy that decides without a trial is to be regretted.
 
     Attributes:
-        on: whether the fleet under a model is compared with the fleet under the heuristic. A trial does that
+        on: compare the fleet under a model with the fleet under the heuristic; a trial does so
             itself.
     """
 
@@ -90,15 +90,15 @@ class LearnerKeys(Section, frozen=True):
 
     Attributes:
         reward: ``ttft``, or ``felt``: TTFT, and ITL for every further token that is expected.
-        congestion_price: what an uncached token counts for those behind it, as a multiple of what it costs
-            its own request; 0 to take the best for each request alone, as the paper does.
-        promotion: ``switchback`` tries the learned policy against the heuristic before it decides for users;
-            ``screen`` lets it decide as soon as a model passed the gate.
+        congestion_price: what an uncached token costs those behind it, as a multiple of what it costs
+            its own request; 0 as in the paper.
+        promotion: ``switchback`` tries the learned policy against the heuristic before it decides;
+            ``screen`` lets it decide once a model passed the gate.
         network: the network.
         data: the samples.
         gate: before promotion.
         guard: after it, where there is no trial.
-        trial: how a trial is held: goal and stages (docs/tuner.md).
+        trial: goal and stages of a trial (docs/tuner.md).
     """
 
     reward: Literal["ttft", "felt"] = "ttft"

@@ -136,9 +136,10 @@ class Entry:
             self.blocks_held = full
 
     def keep(self, checkpoints: Checkpoints, tokens: int, running: int) -> None:
-        """Keep the state after so many tokens, where what they are is known."""
+        """Keep the state after so many tokens, or at the last step before, where what they are is known."""
+        tokens -= tokens % checkpoints.step_tokens
         number = (tokens - 1) // checkpoints.block_tokens
-        block = self.block(number)
+        block = self.block(number) if tokens else None
         if block is not None and (tokens <= self.job.prompt_tokens or number < len(self.path)):
             checkpoints.keep(block, tokens, running)
 

@@ -3,7 +3,7 @@
 Owns the send order, the places of a limited client and the think times. Must not know picker or replicas.
 Roots go at their own times whatever the fleet does, followers after the answer they wait for and their think
 time; a failed answer counts as one, so that the load stays the same. What finds no place waits for one in
-order of its intended time, and that wait is slip.
+order of its intended time, and that wait is the client's lag.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from epp_lab.sim.engine_class import EngineClass
+    from epp_lab.sim.kv_cache import Tell
 
 _IDLE: Final = 0
 _PREFILL: Final = 1
@@ -98,7 +99,8 @@ class Engine:
         self._arriving: list[tuple[float, int, Entry]] = []
         self._decoding: dict[int, Entry] = {}
         slots = cls.state_slots
-        self._checkpoints = None if slots is None else Checkpoints(slots, block_tokens)
+        step_tokens = block_tokens if cls.states_at_blocks else 1
+        self._checkpoints = None if slots is None else Checkpoints(slots, block_tokens, step_tokens)
         self._batcher = Batcher(cls, self._kv, self._checkpoints, self._decoding)
         self._leaving: list[Entry] = []  # cancelled while the GPU works on them; they go at its next boundary
         self._finish_order: list[tuple[int, int, Entry]] = []  # finish step, order of joining, job
@@ -174,6 +176,19 @@ class Engine:
         self._slowdown = factor
         if self._phase == _DECODE:
             self._break_run(now_ms)
+
+    def tell_changes(self, tell: Tell) -> None:
+        """Tell of each change of the cache from now on."""
+        self._kv.tell = tell
+        if self._checkpoints is not None:
+            self._checkpoints.tell = tell
+
+    def clear_cache(self, now_ms: float) -> None:
+        """Forget what no job holds."""
+        self._run_until(now_ms)
+        if self._checkpoints is not None:
+            self._checkpoints.clear()
+        self._kv.clear()
 
     # What callers ask
 

@@ -32,6 +32,7 @@ class EngineClass:
         mixed: prefill chunks share a step with the decodes, instead of stopping them.
         state_slots: recurrent states of a hybrid model: one for each running request and each checkpoint at
             which a prefix can be taken up (`Checkpoints`). None for a model that keeps every token.
+        states_at_blocks: states are kept at the ends of blocks alone, as vLLM does.
         kv_bytes_per_token: size of a token in the KV cache, as it goes from one engine to another.
     """
 
@@ -49,6 +50,7 @@ class EngineClass:
     prefix_cache: bool = True
     mixed: bool = False
     state_slots: int | None = None
+    states_at_blocks: bool = False
     kv_bytes_per_token: int = 0
 
     def decode_step_ms(self, batch: int) -> float:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 import msgspec
 
 from epp.apis.usage import Usage
+from epp.config.pool import ROLE_LABELS
 from epp.errors import NoEndpointError, NotAdmittedError
 from epp.keyed_uniform import keyed_uniform
 from epp.policies.base import Policy
@@ -37,6 +38,7 @@ from epp_lab.sim.client import Client
 from epp_lab.sim.engine import Engine
 from epp_lab.sim.handover import Handover, Interface
 from epp_lab.sim.job import Counters, FirstToken
+from epp_lab.sim.kv_events import EventFeed, KvPublisher
 from epp_lab.sim.loop import Loop, Rank
 from epp_lab.sim.network import Connections
 from epp_lab.sim.pickers import PickerGroup
@@ -54,7 +56,7 @@ if TYPE_CHECKING:
     from epp_lab.sim.handover import Listener
     from epp_lab.sim.job import Finished, Job
     from epp_lab.sim.network import Connection
-    from epp_lab.sim.scenario import Event, FleetSpec, ReplicaSpec, WindowOptions
+    from epp_lab.sim.scenario import Event, EventOptions, FleetSpec, ReplicaSpec, WindowOptions
 
 # Metrics read seldom are good for longer: as many scrapes as may be missed.
 _SCRAPES_MISSED = 3.0
@@ -68,7 +70,7 @@ PUBLIC_MODEL: Final = "chat"
 # What a chat body holds beside its text: model, roles, options.
 _BODY_OVERHEAD_BYTES: Final = 300
 _BYTES_PER_TOKEN: Final = 4.5
-#: Further picked endpoints that are tried when a connection is refused (Envoy's ``connect-failure``).
+#: Further chosen endpoints that are tried when a connection is refused (Envoy's ``connect-failure``).
 _RETRIES = 2
 #: Of a replica that is down: worse than any that is up.
 _DOWN_MS = 1e9
@@ -105,6 +107,12 @@ class Replica:
         self._wake_ms = inf
         self._past = Counters()  # of its earlier lives
         self.changes = 0
+        self._publisher: KvPublisher | None = None
+
+    def publish(self, publisher: KvPublisher) -> None:
+        """Publish what happens to the cache from now on."""
+        self._publisher = publisher
+        self.engine.tell_changes(publisher.changes.append)
 
     def announce(self, job_id: int, listener: Listener) -> None:
         """Expect a job whose time is not known; its listener hears if the worker dies before."""
@@ -139,6 +147,9 @@ class Replica:
         self._past = self.counters()
         self.up = False
         self.engine = Engine(self.spec.engine_class, self._block_tokens)
+        if self._publisher is not None:
+            self._publisher.begin_anew()
+            self.publish(self._publisher)
         self.connections.close()
         self._wake_ms = inf
         self.on_wire.clear()
@@ -161,6 +172,13 @@ class Replica:
         self._slowdown = factor
         if self.up:
             self.engine.set_slowdown(factor, self._loop.now_ms)
+            self._run()
+
+    def clear_cache(self) -> None:
+        """Drop what is cached and no request holds."""
+        self.changes += 1
+        if self.up:
+            self.engine.clear_cache(self._loop.now_ms)
             self._run()
 
     def reroute(self, factor: float) -> None:
@@ -225,6 +243,8 @@ class Replica:
                 flight = self._flights.pop(event.job_id, None)
                 if flight is not None:
                     flight.on_finished(event)
+        if self._publisher is not None:
+            self._publisher.publish()
         due_ms = engine.next_event_ms()
         if due_ms is not None and due_ms < self._wake_ms:
             self._wake_ms = due_ms
@@ -234,7 +254,7 @@ class Replica:
 class Flight:
     """A request under way; hears from its replica what becomes of its job.
 
-    A refused connection is known a round trip later and the next picked endpoint is tried; a reset after the
+    A refused connection is known a round trip later and the next chosen endpoint is tried; a reset after the
     request was sent is the client's to see; tokens take half a round trip back, and reports to the picker a
     little more.
 
@@ -268,7 +288,7 @@ class Flight:
         self._end(f"no endpoint: {rule}", 0)
 
     def start(self, decision: Decision) -> None:
-        """Go to the picked endpoint."""
+        """Go to the chosen endpoint."""
         self._result.queued_ms = self._sim.loop.now_ms - self._intended_ms - self._result.slip_ms
         self._result.decision_id = decision.id
         self._result.believed_cached_tokens = round(float(decision.snapshot.cached_tokens[decision.chosen]))
@@ -425,7 +445,7 @@ class Truth:
     the future of a replica that will die.
 
     Attributes:
-        index: that request's position in the load; set by the simulation before each pick.
+        index: that request's position in the load; set by the simulation before each decision.
     """
 
     def __init__(self, sim: FleetSim) -> None:
@@ -535,6 +555,8 @@ class FleetSim:
             SignalFeed(scheduler.datastore, self.options.config, self.loop, seed + number)
             for number, scheduler in enumerate(self._pickers.all)
         ]
+        if self.options.events is not None:
+            self._listen(self.options.events)
         self._results: list[SimResult] = []
         #: Bytes that left each region, of a fleet that has any.
         self.egress: dict[str, float] = {}
@@ -611,6 +633,16 @@ class FleetSim:
     def ended(self, outcome: Outcome) -> None:
         """Look at an outcome, as the flight recorder would have it; for subclasses."""
 
+    def _listen(self, events: EventOptions) -> None:
+        """Let pickers hear of engines' KV caches."""
+        parents = self.prompts.parents()
+        publishers = {name: KvPublisher(self.prompts.block_tokens, parents) for name in self.replicas}
+        for name, publisher in publishers.items():
+            self.replicas[name].publish(publisher)
+        past = bool(self.options.pickers.past)
+        for number, scheduler in enumerate(self._pickers.all[: len(self._pickers.all) - past]):
+            EventFeed(publishers, scheduler.datastore, events, self.loop, self.seed + number)
+
     def _build_client(self) -> Sender:
         return Client(self.requests, self.options, loop=self.loop, start_ms=self.start_ms, send=self._send)
 
@@ -629,8 +661,9 @@ class FleetSim:
         )
 
     def _build_pickers(self, weights: Mapping[str, float]) -> Pickers:
-        pickers = [self._build_scheduler(weights) for _ in range(self.options.pickers.count)]
-        return PickerGroup(pickers, self.options.pickers, self.loop, self.seed)
+        options = self.options.pickers
+        pickers = [self._build_scheduler(weights) for _ in range(options.count + bool(options.past))]
+        return PickerGroup(pickers, options, self.loop, self.seed)
 
     def _build_scheduler(self, weights: Mapping[str, float]) -> Scheduler:
         config, policy = self.options.config, self._policy
@@ -673,6 +706,9 @@ class FleetSim:
     def _submit(self, decision_id: str, request: RequestInfo, flight: Flight) -> None:
         now_s, self._next_id = self.loop.now_ms / 1e3, decision_id
         scheduler = self._pickers.of(decision_id)
+        if (caches := scheduler.datastore.engine_caches) is not None:
+            blocks = caches.hashed(request.model, self.prompts.ids(flight.index), "")
+            request = msgspec.structs.replace(request, engine_blocks=blocks)
         queue = self._queues[self._pickers.all.index(scheduler)]
         try:
             if queue is None:
@@ -754,6 +790,8 @@ class FleetSim:
             replica.start()
         elif event.what is Happening.SLOW:
             replica.set_slowdown(event.factor)
+        elif event.what is Happening.CLEAR:
+            replica.clear_cache()
         elif event.what is Happening.REROUTE:
             replica.reroute(event.factor)
         elif event.what is Happening.ADD:
@@ -802,4 +840,5 @@ def _endpoint(spec: ReplicaSpec) -> Endpoint:
         models=frozenset({PUBLIC_MODEL}) if spec.model else frozenset(),
         served_names={PUBLIC_MODEL: spec.model} if spec.model else {},
         roles=frozenset() if spec.role is Role.WHOLE else frozenset({spec.role}),
+        labels={} if spec.role is Role.WHOLE else {ROLE_LABELS[0]: spec.role.value},
     )

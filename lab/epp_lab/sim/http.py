@@ -53,7 +53,7 @@ class SimConfig:
 
     Attributes:
         name: goes into ``x-served-by`` and request ids.
-        host, port: where it listens; port 0 picks a free one, which a restart keeps.
+        host, port: where it listens; port 0 takes a free one, which a restart keeps.
         engine_class: the engine's constants.
         models: model names served; a request for another is a 404.
         rtt_ms: round trip to its region, half on each way.

@@ -15,16 +15,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    #: What became of a block, "stored", "removed" or "cleared"; of a state, after how many tokens, else 0.
+    Change = tuple[str, int, int]
+    Tell = Callable[[Change], None]
+
 
 class KvCache:
     """Blocks of ``block_tokens`` tokens each, and private tokens of requests; ``capacity_tokens`` in all."""
 
-    __slots__ = ("_holders", "_idle", "block_tokens", "capacity_tokens", "private_tokens")
+    __slots__ = ("_holders", "_idle", "block_tokens", "capacity_tokens", "private_tokens", "tell")
 
     def __init__(self, capacity_tokens: int, block_tokens: int) -> None:
         self.capacity_tokens = capacity_tokens
         self.block_tokens = block_tokens
         self.private_tokens = 0
+        self.tell: Tell | None = None
         self._holders: dict[int, int] = {}
         # Released paths enter leaf first. Whoever holds a child holds its parents, so a parent is always
         # released with or after its children and plain least-recently-used order is leaf first.
@@ -68,6 +73,8 @@ class KvCache:
             else:
                 if held_by == 0:
                     del idle[block]
+                elif self.tell is not None:
+                    self.tell(("stored", block, 0))
                 holders[block] = 1
 
     def release(self, path: Sequence[int]) -> None:
@@ -89,13 +96,27 @@ class KvCache:
         while excess > 0:
             if not self._idle:
                 raise RuntimeError(f"KV pool over capacity by {excess} tokens that are all held")
-            block = next(iter(self._idle))
-            del self._idle[block], self._holders[block]
+            self._evict(next(iter(self._idle)))
             excess -= self.block_tokens
+
+    def clear(self) -> None:
+        """Evict all idle blocks."""
+        if self.tell is not None and len(self._idle) == len(self._holders):
+            self.tell(("cleared", 1, 0))
+            self._idle.clear()
+            self._holders.clear()
+        for block in list(self._idle):
+            self._evict(block)
+
+    def _evict(self, block: int) -> None:
+        del self._idle[block], self._holders[block]
+        if self.tell is not None:
+            self.tell(("removed", block, 0))
 
     def __deepcopy__(self, memo: object) -> KvCache:
         """Return an independent copy."""
         twin = copy(self)
+        twin.tell = None
         twin._holders, twin._idle = self._holders.copy(), self._idle.copy()  # noqa: SLF001 - of the same class
         return twin
 
@@ -112,10 +133,12 @@ class Checkpoints:
     Args:
         slots: states kept, those of running requests included.
         block_tokens: tokens per hashed block.
+        step_tokens: a copy is made at multiples of it alone.
     """
 
-    def __init__(self, slots: int, block_tokens: int) -> None:
-        self.slots, self.block_tokens = slots, block_tokens
+    def __init__(self, slots: int, block_tokens: int, step_tokens: int = 1) -> None:
+        self.slots, self.block_tokens, self.step_tokens = slots, block_tokens, step_tokens
+        self.tell: Tell | None = None
         # Plain dicts and tuples: forks copy them at once.
         self._order: dict[tuple[int, int], None] = {}  # the least recently used first
         self._by_block: dict[int, tuple[int, ...]] = {}  # ascending
@@ -141,14 +164,25 @@ class Checkpoints:
         """Copy the state at a position; ``running`` requests hold a slot each."""
         if (block, tokens) not in self._order:
             self._by_block[block] = tuple(sorted((*self._by_block.get(block, ()), tokens)))
+            if self.tell is not None:
+                self.tell(("stored", block, tokens))
         self._touch((block, tokens))
         self.make_room(running)
 
     def make_room(self, running: int) -> None:
         """Drop copies, the least recently used first, until the running requests have their slots."""
-        while self._order and len(self._order) + running > self.slots:
+        self._drop_to(max(self.slots - running, 0))
+
+    def clear(self) -> None:
+        """Drop all copies."""
+        self._drop_to(0)
+
+    def _drop_to(self, most: int) -> None:
+        while len(self._order) > most:
             block, tokens = key = next(iter(self._order))
             del self._order[key]
+            if self.tell is not None:
+                self.tell(("removed", block, tokens))
             positions = tuple(kept for kept in self._by_block[block] if kept != tokens)
             if positions:
                 self._by_block[block] = positions
@@ -158,6 +192,7 @@ class Checkpoints:
     def __deepcopy__(self, memo: object) -> Checkpoints:
         """Return an independent copy."""
         twin = copy(self)
+        twin.tell = None
         twin._order, twin._by_block = self._order.copy(), self._by_block.copy()  # noqa: SLF001 - the same class
         return twin
 

@@ -2,7 +2,7 @@
 
 Pure arithmetic; who sleeps is in ``http.py``, who schedules in ``fleet.py``. Source: [G] -
 tiny prompts pay one round trip to a far region, 8-24k-token prompts about three, because their body goes up
-in TCP slow start. Jitter is drawn by key: a request meets the same network whatever was picked before.
+in TCP slow start. Jitter is drawn by key: a request meets the same network whatever was chosen before.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class NetworkPath:
     """The way from the gateway to one replica.
 
     Attributes:
-        rtt_ms: round trip over a warm connection.
+        rtt_ms: round trip over an open connection.
         jitter: standard deviation of the logarithm of each one-way delay (source [P]).
         spike_share: share of ways that are hit by a delay of their own, exponential with mean `_SPIKE_MS`.
     """

@@ -37,11 +37,16 @@ class VirtualClock:
     wall_s = mono_s
 
 
+def comes_past(options: PickerOptions, seed: int, decision_id: str) -> bool:
+    """Tell whether a request comes past the pickers."""
+    return keyed_uniform(seed, decision_id, "past") < options.past
+
+
 class PickerGroup:
     """Pickers that share what the options say.
 
     Args:
-        pickers: all of them.
+        pickers: all of them; the last is the one that requests come past the others by, if any do.
         options: what they share, and how messages travel.
         loop: virtual time.
         seed: of who is asked and of lost messages.
@@ -55,13 +60,15 @@ class PickerGroup:
         self._options, self._loop, self._seed = options, loop, seed
         self._links: dict[str, IndexSync] = {}
         self._messages = 0
-        if len(pickers) > 1 and options.share != "none":
-            for number, scheduler in enumerate(pickers):
+        if options.count > 1 and options.share != "none":
+            for number, scheduler in enumerate(pickers[: options.count]):
                 self._link(f"p{number}", scheduler)
 
     def of(self, decision_id: str) -> Scheduler:
         """Return the picker that decides a request: any, as by a balancer that knows nothing of them."""
-        count = len(self.all)
+        if self._options.past and comes_past(self._options, self._seed, decision_id):
+            return self.all[-1]
+        count = self._options.count
         return self.all[int(count * keyed_uniform(self._seed, decision_id, "picker")) if count > 1 else 0]
 
     def share_queues(self, queues: Sequence[LateBinding | None]) -> None:

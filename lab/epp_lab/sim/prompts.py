@@ -7,6 +7,7 @@ finds out what a request's answer becomes: blocks of the prompt that goes on fro
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -54,6 +55,18 @@ class Prompts:
         self._picker, self._engine = _mix(array, _PICKER_KEY), _mix(array, _ENGINE_KEY)
         self._goes_on = _continuations(requests)
 
+    def parents(self) -> dict[int, int]:
+        """Return the block before each, of those that are not the first; as engines see them."""
+        found: dict[int, int] = {}
+        for span in {(span.start, span.stop) for span in self._spans}:
+            found.update(pairwise(reversed(self._engine[slice(*span)].tolist())))
+        return found
+
+    def ids(self, index: int) -> bytes:
+        """Return the token ids of a prompt's full blocks, 4 bytes each."""
+        full = self._requests[index].prompt_tokens // self.block_tokens
+        return token_ids(self._slice(self._engine, index)[:full], self.block_tokens).tobytes()
+
     def measured(self, index: int) -> RequestInfo:
         """Return the prompt as the picker measures it: full blocks only."""
         request = self._requests[index]
@@ -78,6 +91,12 @@ class Prompts:
     def _slice(self, hashes: NDArray[np.uint64], index: int) -> list[int]:
         blocks: list[int] = hashes[self._spans[index]].tolist()
         return blocks
+
+
+def token_ids(blocks: Sequence[int], block_tokens: int) -> NDArray[np.uint32]:
+    """Invent the token ids of blocks, a row each: the halves of the hash, over and over."""
+    halves = np.array(blocks, np.uint64).view(np.uint32).reshape(-1, 2)
+    return np.tile(halves, -(-block_tokens // 2))[:, :block_tokens]
 
 
 def _mix(ids: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:

@@ -1,7 +1,7 @@
 """Regions in virtual time: users, engines and a picker in each, and the long links between them.
 
 Owns the links, what crosses them, and the flights of forwarded requests. Pickers, policies and summaries are
-those of production (`epp.regions`). A forward goes over warm relays: half a round trip each way, without
+those of production (`epp.regions`). A forward goes over open connections: half a round trip each way, without
 handshake or slow start. A request that is on a link when it is cut, or sent into one, comes back as unserved
 after `UNREACHABLE_MS`, without its answer; one whose first token had come fails.
 """
@@ -189,11 +189,11 @@ class RegionSim(FleetSim):
         self._submit(decision_id, request, answering)
 
     def report_served(self, decision_id: str, address: str) -> None:
-        """Report to a picker who answers, where that is not who was picked."""
+        """Report to a picker who answers, where that is not who was chosen."""
         self._pickers.of(decision_id).served(decision_id, address)
 
     def report_unserved(self, decision_id: str, address: str) -> None:
-        """Report to a picker that a peer did not serve what it was picked for."""
+        """Report to a picker that a peer did not serve what it was chosen for."""
         datastore = self._pickers.of(decision_id).datastore
         if (slot := datastore.slot_of(address)) is not None:
             datastore.retry_after.pause_for(slot, PEER_PAUSE_S, self.loop.now_ms / 1e3)

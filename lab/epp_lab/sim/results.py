@@ -33,11 +33,11 @@ class SimResult:
         e2e_ms: until the answer ended (or failed).
         itl_ms: (E2E - TTFT) / (completion tokens - 1), None for answers of fewer than two tokens.
         error: what went wrong, ``""`` for success.
-        endpoint: who served it (or failed to, last), ``""`` when nobody was picked.
+        endpoint: who served it (or failed to, last), ``""`` when nobody was chosen.
         decision_id: the picker's id of its decision.
         prompt_tokens: length of the prompt.
         completion_tokens: tokens that came.
-        believed_cached_tokens: what the picker expected of the endpoint it picked.
+        believed_cached_tokens: what the picker expected of the endpoint it chose.
         cached_tokens: what the engine's cache gave, 0 when it never came to that.
         waited_ms: time in the engine's queue.
         network_ms: from sending to the replica's socket: distance, handshake and upload.

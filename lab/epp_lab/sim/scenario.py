@@ -65,6 +65,7 @@ class Happening(Enum):
     REROUTE = "reroute"  # round trips to it take `factor` times as long, 1 for its own way
     ADD = "add"  # joins the pool (discovery tells the picker), cold
     REMOVE = "remove"  # leaves the pool; what runs there runs on
+    CLEAR = "clear"  # drops what it has cached and no request holds
     CUT = "cut"  # nothing comes through between a region, the address, and the others
     HEAL = "heal"  # its links are back
 
@@ -141,6 +142,8 @@ class PickerOptions:
         share: nothing, prefixes, or prefixes and load.
         delay_ms: how long a message takes from one to another; between regions, half a round trip.
         loss: share of the messages that never come.
+        past: share of requests that come past them, by another picker, which shares nothing and hears no
+            events.
         regions: of a fleet with `Regions`: a picker in each that knows its own engines alone, one in each
             that forwards to the others (`epp.regions`), or one for all that sees everything at once.
     """
@@ -149,7 +152,31 @@ class PickerOptions:
     share: Literal["none", "index", "all"] = "all"
     delay_ms: float = 1.0
     loss: float = 0.0
+    past: float = 0.0
     regions: RegionMode = "regions"
+
+
+@dataclass(frozen=True, slots=True)
+class EventOptions:
+    """How pickers hear of what engines' KV caches hold.
+
+    Attributes:
+        delay_ms: how long a message takes to the picker.
+        loss: share of the messages that do not come.
+        replays: engines send again what was missed.
+    """
+
+    delay_ms: float = 50.0
+    loss: float = 0.0
+    replays: bool = True
+
+
+#: By name: none, all, and a tenth lost for good.
+EVENTS: Mapping[str, EventOptions | None] = {
+    "on": EventOptions(),
+    "off": None,
+    "lossy": EventOptions(loss=0.1, replays=False),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +196,7 @@ class WindowOptions:
         config: the picker's configuration as served live: intervals of probes and scrapes, tie band, slow
             start, index sizes. The policy's name and weights in it are not read.
         pickers: how many there are.
+        events: how pickers hear of engines' KV caches, None for not at all.
         patience_s: after which a client whose request still waits in a picker gives up, and thinks on.
     """
 
@@ -181,6 +209,7 @@ class WindowOptions:
     report_delay_ms: float = 2.0
     config: Config = field(default_factory=Config)
     pickers: PickerOptions = field(default_factory=PickerOptions)
+    events: EventOptions | None = None
     patience_s: float = inf
 
     def with_queue(self) -> WindowOptions:
@@ -199,7 +228,7 @@ class WindowOptions:
 
 _PART = re.compile(r"(?P<name>[\w.-]+)(@(?P<rtt>\d+(\.\d+)?))?(\*(?P<count>[1-9]\d*))?")
 
-#: Regions of the published fleet by warm round trip (source [G]).
+#: Regions of the published fleet by round trip (source [G]).
 REGION_RTT_MS = {"us-ashburn": 20.0, "eu-frankfurt": 102.0, "ap-seoul": 211.0}
 
 

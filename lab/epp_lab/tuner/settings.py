@@ -27,16 +27,16 @@ class GoalKeys(Section, frozen=True):
 
     Attributes:
         measure: ``ttft``, or ``felt``: TTFT plus ITL times the answer's length.
-        slow_ms: a fixed threshold of the measure (an SLO) above which a request is slow; 0 for the
+        slow_ms: threshold of the measure (an SLO) above which a request is slow; 0 for the
             incumbent's p95.
         e2e_slow_ms: the same for E2E.
-        e2e_margin: rise of the share of requests with slow E2E that is not tolerated.
-        error_margin: rise of the share of failed requests that is not tolerated.
-        concentration_margin: rise of the hottest endpoint's share that is not tolerated.
-        fleet_margin: rise of the share of slow requests in the whole fleet, both arms together, against the
-            time before the trial, that is not tolerated.
-        promise: fall of p95 of the measure that a rehearsal must promise before a candidate is tried live, as
-            a part of it. Less than this could hardly be shown by a live trial.
+        e2e_margin: rise of the share of requests with slow E2E that is too much.
+        error_margin: rise of the share of failed requests that is too much.
+        concentration_margin: rise of the hottest endpoint's share that is too much.
+        fleet_margin: rise of the share of slow requests in the whole fleet, against the time before
+            the trial, that is too much.
+        promise: fall of the measure's p95, as a part of it, that a rehearsal must promise before a
+            live trial.
     """
 
     measure: Literal["ttft", "felt"] = "ttft"
@@ -53,13 +53,14 @@ class StageKeys(Section, frozen=True):
     """The way of a candidate.
 
     Attributes:
-        baseline_requests: of the incumbent, before its p95 is frozen.
+        baseline_requests: requests of the incumbent before its p95 is frozen.
         baseline_s: shortest time of that.
         screen_share: part of the sessions in the screen.
         ramp_shares: parts after it, rising.
         stage_requests: requests that a candidate must serve in each of these stages.
-        freeze_after: candidates in a row without a promotion, after which the search stops; 0 for never.
-        quiet_hours_utc: ``[from, to]`` pairs of hours in which nothing is tried, over midnight if need be.
+        freeze_after: candidates in a row without a promotion after which the search stops; 0 for
+            never.
+        quiet_hours_utc: ``[from, to]`` pairs of hours without trials, over midnight if need be.
     """
 
     baseline_requests: PositiveInt = 2000
