@@ -75,17 +75,19 @@ ROWS = (
     Row("measured/disaggregation.md", "experiments pairs", 12, traces=True),
     Row(
         "measured/agents.md",
-        'experiments agents --first-seed 10 --seeds 10 --entries early,programs --cells "1.0 last,2.0 last"',
-        10,
+        "experiments agents --first-seed 10 --seeds 10 --entries early,programs,affinity"
+        ' --cells "1.0 last,2.0 last"',
+        15,
         traces=True,
     ),
+    Row("measured/kv-events.md", "experiments events --seeds 20", 45, traces=True),
     Row(
         "measured/cluster.md",
         f"compare --workload mooncake-chat,agent-sessions,art-chat {_PICKERS} 1,4 --share all --seeds 20",
-        40,
+        30,
     ),
     Row(
-        "measured/cluster.md", f"compare --workload agent-sessions,art-chat {_PICKERS} 1,2,4,8 --seeds 20", 40
+        "measured/cluster.md", f"compare --workload agent-sessions,art-chat {_PICKERS} 1,2,4,8 --seeds 20", 30
     ),
     Row("measured/lodestar.md", "experiments lodestar", 100),
     Row("measured/queue.md", "experiments queue --seeds 20", 110, traces=True),
