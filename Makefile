@@ -7,7 +7,7 @@ KUBE := build/kube
 KUBE_VERSION := k8s.io/component-base/version
 
 .DEFAULT_GOAL := help
-.PHONY: help setup measures measures-slow demo demo-overload demo-agents demo-regions test test-random test-envoy-oldest test-k8s test-k8s-real test-gateway test-chart test-image release test-vllm test-clients attacks audit h2spec peers helm manifests image-constraints fuzz lint screenshots protos envoy-config docs bench bench-ui bench-long bench-policies bench-tuner bench-lodestar bench-laar bench-wan demo-pickers clean bench-vllm bench-agents
+.PHONY: help setup measures measures-slow demo demo-overload demo-agents demo-regions test test-random test-envoy-oldest test-k8s test-k8s-real test-gateway test-chart test-image release test-vllm test-clients attacks audit h2spec peers helm manifests image-constraints fuzz lint screenshots protos envoy-config docs bench bench-ui bench-long measured demo-pickers clean bench-vllm bench-agents
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -191,24 +191,9 @@ bench-long: setup ## an index of 100M cached tokens; a soak of a million request
 	$(BIN)/epp bench long-index
 	$(BIN)/epp bench soak
 
-LAB := $(BIN)/epp lab experiments
 JOBS ?= 2
-bench-policies: setup ## policies and what knowledge is worth, in the simulator (half an hour; goes on where it was)
-	$(LAB) policies --jobs $(JOBS)
-	$(LAB) policy-knowledge --jobs $(JOBS)
-
-TUNER := tuner-paper tuner-guard tuner-runs tuner-drift
-bench-tuner: setup ## the tuner's experiments, runs kept in build/lab; hours, may be stopped and gone on with
-	for name in $(TUNER); do $(LAB) $$name --jobs $(JOBS) || exit; done
-
-bench-lodestar: setup ## Lodestar in simulated pools and after shifts (an hour; goes on where it was)
-	$(LAB) lodestar --jobs $(JOBS)
-
-bench-laar: setup ## time to the first correct answer under retries (goes on where it was)
-	$(LAB) laar --jobs $(JOBS)
-
-bench-wan: setup ## what distance does to policies, and GORGO's papers beside their figures (a quarter of an hour)
-	for name in wan network gorgo-paper; do $(LAB) $$name --jobs $(JOBS) || exit; done
+measured: setup ## the docs' simulated figures at this commit (14 CPU hours; goes on where it was; ARGS="--traces DIR --only PAGE")
+	$(BIN)/python -m epp_lab.measured --jobs $(JOBS) $(ARGS)
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) build dist demo-out demo-regions-out report .*_cache .hypothesis *.egg-info

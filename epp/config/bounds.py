@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_GORGO = {"queue_weight": (0.05, 5.0), "rtt_weight": (0.01, 2.0)}
 #: Policy -> weight -> hard ``(low, high)``. Without a floor under the queue's weight a tuner that looks at
 #: TTFT alone sends all traffic to the nearest replica, and with RTT free it does the same from the other side
 #: (source [G]: E2E p95 12.6 s against 2.5 s). Where nothing was measured the floor is a tenth of the default.
 HARD: Mapping[str, Mapping[str, tuple[float, float]]] = {
-    "gorgo": {"queue_weight": (0.05, 5.0), "rtt_weight": (0.01, 2.0)},
+    "gorgo": _GORGO,
+    "gorgo-hillclimb": _GORGO,
     "gorgo-ms": {"waiting_weight": (0.5, 12.0), "network_weight": (0.05, 4.0)},
     "gorgo-v1": {"queue_ms_per_token": (0.0046, math.inf)},
     "laar-paper": {"alpha": (0.07, math.inf)},

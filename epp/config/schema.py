@@ -86,6 +86,7 @@ class Saturation(Section, frozen=True):
         running_requests: unfinished requests per endpoint that count as saturated, instead of its
             metrics; 0 to go by metrics.
         pending_tokens: uncached tokens per endpoint that await their first token, likewise.
+        largest: requests and tokens do not replace queues and KV caches: the larger of both measures counts.
     """
 
     queue_requests: Positive = 5.0
@@ -93,6 +94,7 @@ class Saturation(Section, frozen=True):
     stale_after_s: NotNegative = 0.0
     running_requests: NotNegative = 0.0
     pending_tokens: NotNegative = 0.0
+    largest: bool = False
 
 
 class BandSettings(Section, frozen=True):
@@ -101,11 +103,13 @@ class BandSettings(Section, frozen=True):
     Attributes:
         fairness: which flow of a priority is next: the one served least while others waited
             (`tokens`), or served least lately, with a first request that waits long
-            (`program-aware`); each in turn by name (`round-robin`); all as one flow
-            (`global-strict`).
+            (`program-aware`); the one with most turns (`turn-priority`); each in turn by name
+            (`round-robin`); all as one flow (`global-strict`).
         las_weight_service: weight of the service in `program-aware`.
         las_weight_head_wait: weight of the wait.
         half_life_s: time after which half of what was served counts; 0 for never.
+        turn_wait_weight: turns that a second of wait is worth in `turn-priority`.
+        turn_idle_s: time without a request after which turns count from one again; 0 for never.
         ordering: of a flow's requests: by `x-llm-d-slo-ttft-ms`, then by arrival (`slo-deadline`); by
             arrival, without deadlines (`fcfs`); `edf` is llm-d's word for the same.
         ttl_s: longest wait, before 429.
@@ -113,10 +117,12 @@ class BandSettings(Section, frozen=True):
         max_bytes: bytes of their bodies, likewise.
     """
 
-    fairness: Literal["tokens", "program-aware", "round-robin", "global-strict"] = "tokens"
+    fairness: Literal["tokens", "program-aware", "turn-priority", "round-robin", "global-strict"] = "tokens"
     las_weight_service: NotNegative = 0.8
     las_weight_head_wait: NotNegative = 0.2
     half_life_s: NotNegative = 60.0
+    turn_wait_weight: NotNegative = 0.05
+    turn_idle_s: NotNegative = 120.0
     ordering: Literal["slo-deadline", "fcfs", "edf"] = "slo-deadline"
     ttl_s: Positive = 30.0
     max_requests: PositiveInt = 5000

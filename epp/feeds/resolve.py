@@ -81,7 +81,7 @@ class Resolver:
     def endpoint_of(self, upstream: str, picked: str = "") -> str:
         """Find the endpoint that Envoy calls ``upstream``; itself when it is neither name nor alias.
 
-        Of several ranks at its address that one has a request which the one picked would have, too.
+        Of several ranks at its address that one has a request which the chosen one would have, too.
         """
         known = self._aliases.get(upstream, upstream)
         if self._known:

@@ -14,14 +14,17 @@ from epp.llmd.flags import duration_s, quantity_bytes
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from epp.llmd.picker_config import FlowControl, PriorityBand
+    from epp.llmd.picker_config import EndpointPickerConfig, FlowControl, PriorityBand
 
 #: Policy -> what differs here.
-DIFFERS = {
+_DIFFERS = {
     "program-aware-fairness": "tokens count when a request is sent, those of the answer as expected",
     "round-robin-fairness-policy": "in a round, requests without x-llm-d-inference-fairness-id come first",
     "slo-deadline-ordering-policy": "nobody is dropped for a deadline",
+    "vtc-fairness-policy": "a turn costs the tokens of the prompt and of the expected answer alike",
 }
+#: Names of llm-d's, and ours of the same rule.
+_OURS = {"vtc": "tokens"}
 #: What no time to live means here: Envoy is asked for so much.
 _A_DAY_S = 86_400.0
 
@@ -30,15 +33,19 @@ def said_by(kind: str, parameters: dict[str, Any]) -> dict[str, Any]:
     """Return what a policy says, of a band or of the limits: its name is the value there, too."""
     name, _, key = kind.removesuffix("-policy").rpartition("-")
     key, name = (key, name) if key in ("fairness", "ordering") else ("policy", f"{name}-{key}")
-    return {**parameters, key: name}
+    strategy = parameters.pop("strategy", "")
+    return {**parameters, key: strategy if strategy == "turn-priority" else _OURS.get(name, name)}
 
 
-def notes_on(flow: FlowControl) -> list[str]:
-    """Tell what of a section means something else here."""
+def notes_on(config: EndpointPickerConfig) -> list[str]:
+    """Tell what of flow control means something else here."""
+    named = {plugin.type for plugin in config.plugins}
+    notes = [f"{name}: {words}" for name, words in _DIFFERS.items() if name in named]
+    flow = config.flow_control
     bands = (flow, flow.default_priority_band, flow.default_negative_priority_band, *flow.priority_bands)
     bound = any(each is not None and (each.max_requests or each.max_bytes) for each in bands)
     words = "flowControl maxRequests, maxBytes: a request that need not wait is never refused by them"
-    return [words] if bound else []
+    return [*notes, words] if bound else notes
 
 
 def queue_of(flow: FlowControl, made: Mapping[str, Any]) -> dict[str, Any]:

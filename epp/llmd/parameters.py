@@ -32,6 +32,12 @@ INSTEAD = {
     "leave it out: requests that run are not evicted": """
         priority-then-time-eviction-order-policy sheddable-eviction-filter
     """,
+    "program-aware-fairness serves the flow that was served least lately: give each program a flow": """
+        program-score-ordering-policy
+    """,
+    "leave it out: how long a session pauses between its turns is not predicted": """
+        session-interturn-latency-producer
+    """,
     "state context_tokens of endpoints: what does not fit is not sent there": """
         context-length-aware
     """,
@@ -59,6 +65,13 @@ STAND_INS = {
         ),
     ),
     "endpoint-notification-source": (_WATCHED, ""),
+    "latency-observer-producer-hub": (
+        "times to first token follow rates learned in process, as with predicted-latency-producer",
+        (
+            "intervalDuration maxObservationAge maxRequests minRequests lowPercentile typicalPercentile"
+            " windowSize bucketDuration bucketHistorySize inFlightLoadProducerName"
+        ),
+    ),
     "k8s-notification-source": (_WATCHED, "group version kind"),
     "models-data-source": (
         _MODELS,
@@ -460,12 +473,40 @@ class _Extractor(Parameters, frozen=True):
     unread = "engineLabelKey defaultEngine engineConfigs customMetrics"
 
 
+_ALL_STAGES = "leave it out: all endpoints are measured"
+
+
 class _ProgramAware(Parameters, frozen=True):
     unread = "evictionTtlSeconds evictionSweepSeconds"
-    fairness: Literal["", "las"] = msgspec.field(default="las", name="strategy")
+    strategy: Literal["", "las", "turn-priority"] = "las"
     las_weight_service: NotNegative = 0.8
     las_weight_head_wait: NotNegative = 0.2
     half_life_s: NotNegative = msgspec.field(default=60.0, name="lasHalfLifeSeconds")
+    turn_wait_weight: NotNegative = msgspec.field(default=0.05, name="turnPriorityTimeWeight")
+    turn_idle_s: NotNegative = msgspec.field(default=120.0, name="turnPriorityInactivitySeconds")
+
+
+class _VirtualTokens(Parameters, frozen=True):
+    unread = "inputTokenWeight outputTokenWeight"
+
+
+class MaxSaturation(Parameters, frozen=True):
+    """Name the detectors of which the largest counts."""
+
+    detectors: Annotated[list[str], msgspec.Meta(min_length=1)]
+    stages: Annotated[dict[str, Any], msgspec.Meta(max_length=0, extra={"fix": _ALL_STAGES})] = {}
+
+
+class _ServedModel(Parameters, frozen=True):
+    on_missing: Literal["", "Pass", "Fail"] = ""
+    fallback_on_empty: bool = False
+
+    def put(self, meaning: Meaning) -> None:
+        if self.on_missing == "Fail" or self.fallback_on_empty:
+            raise ValueError(
+                "onMissing Fail and fallbackOnEmpty are not read: leave them out, state models of endpoints"
+            )
+        meaning.warnings.append(f"served-model-filter: {_MODELS}")
 
 
 class _StaticLimit(Parameters, frozen=True):
@@ -500,6 +541,7 @@ FLOW_CONTROL: Mapping[str, type[Parameters]] = {
     "slo-deadline-ordering-policy": Parameters,
     "soft-reflective-ceiling-policy": Parameters,
     "static-usage-limit-policy": _StaticLimit,
+    "vtc-fairness-policy": _VirtualTokens,
 }
 KINDS: Mapping[str, type[msgspec.Struct]] = {
     **_kinds(Filters),
@@ -510,6 +552,8 @@ KINDS: Mapping[str, type[msgspec.Struct]] = {
     "precise-prefix-cache-producer": PreciseIndex,
     **dict.fromkeys(PICKERS, _Picker),
     "single-profile-handler": Parameters,
+    "max-saturation-detector": MaxSaturation,
+    "served-model-filter": _ServedModel,
     BY_HEADER: _ByHeader,
     "disagg-profile-handler": _Stages,
     "pd-profile-handler": _PrefillDecode,
@@ -534,6 +578,7 @@ KINDS: Mapping[str, type[msgspec.Struct]] = {
 }
 
 _MATCHED = "prompts are matched to their end"
+_TURN = "a turn costs the tokens of the prompt and of the expected answer alike"
 _ONE_INDEX = "the picker's own prefix index is read, whatever its name"
 _READ_ONE_INDEX = (
     "inflight-load-producer p2p-source-producer predicted-latency-producer pd-profile-handler"
@@ -553,6 +598,8 @@ NOTED = {
     "maxPrefixBlocksToMatch": _MATCHED,
     "maxPrefixTokensToMatch": _MATCHED,
     **dict.fromkeys((f"{kind} prefixMatchInfoProducerName" for kind in _READ_ONE_INDEX.split()), _ONE_INDEX),
+    "inputTokenWeight": _TURN,
+    "outputTokenWeight": _TURN,
     "estimate": "tokens are estimated from bytes, by a ratio for each model",
     "evictionTtlSeconds": "the 10,000 flows that were served last are remembered",
     "engineLabelKey": _BY_METRICS,

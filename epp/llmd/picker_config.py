@@ -62,12 +62,19 @@ class Source(_Part, frozen=True):
     extractors: list[Reference] = []
 
 
+class Discovery(_Part, frozen=True):
+    """Who finds endpoints, by either of the keys that llm-d has had for it."""
+
+    plugin_ref: str | None = None
+    endpoints: Reference | None = None
+
+
 class DataLayer(_Part, frozen=True):
     """Where signals come from."""
 
     inject_defaults: bool = True
     sources: list[Source] = []
-    discovery: Reference | None = None
+    discovery: Discovery | None = None
     peer_discovery: Reference | None = None
     cross_replica_syncer_plugin_ref: str = ""
     cross_replica_sync_interval: str = ""
@@ -169,7 +176,7 @@ def _references(value: object, key: str) -> Iterator[tuple[str, str]]:
     elif isinstance(value, list):
         parts = ((f"{key}[{place}]", part) for place, part in enumerate(value))
     for inner, part in parts:
-        if inner.endswith(".pluginRef"):
+        if inner.endswith(".pluginRef") and part is not None:
             yield inner, str(part)
         elif not inner.endswith(".parameters"):
             yield from _references(part, inner)

@@ -18,7 +18,7 @@ from epp.config.renamed import rename_keys
 from epp.config.strict import convert
 from epp.errors import ConfigError, gather, raise_all
 from epp.llmd.flags import duration_s
-from epp.llmd.flow_control import DIFFERS, notes_on, queue_of, said_by
+from epp.llmd.flow_control import notes_on, queue_of, said_by
 from epp.llmd.parameters import (
     ALTERNATIVES,
     APPROXIMATE,
@@ -33,6 +33,7 @@ from epp.llmd.parameters import (
     REFUSED,
     STAND_INS,
     GpuSource,
+    MaxSaturation,
     Meaning,
     MediaCache,
     Parameters,
@@ -48,12 +49,11 @@ from epp.llmd.policies.filters import (
     AffinityFilter,
     ConcurrencyDetector,
     RolloutScreener,
-    TopologyFilter,
     UtilizationDetector,
 )
 from epp.llmd.policies.plugins import Attribute, Bound, Filter, Scorer, SessionSource
 from epp.llmd.policies.profile import LlmDProfile, LlmDProfiles
-from epp.llmd.policies.scorers import MediaScorer, PrefixScorer, TopologyScorer
+from epp.llmd.policies.scorers import MediaScorer, PrefixScorer
 from epp.llmd.policies.stages import Always, Decider, LlmDStages, Uncached
 from epp.policies.gorgo_ms import GorgoMs
 from epp.policies.registry import POLICIES
@@ -84,6 +84,14 @@ _AGENT_HEADERS = ("x-claude-code-session-id", "x-session-affinity", "session-id"
 _LEAST_STALE_MS = 500.0
 #: Handlers of stages, and what they were called.
 STAGED = ("disagg-profile-handler", "pd-profile-handler")
+_NOT_NEAR = "without effect: whether two endpoints are near each other is not read"
+#: Plugins of profiles that mean something else here.
+_MEANT = {
+    "topology-affinity-scorer": _NOT_NEAR,
+    "topology-affinity-filter": _NOT_NEAR,
+    "latency-observation-scorer-hub": "times follow rates learned in process, and nobody is explored",
+    "lora-residency-filter": "adapters of running requests count; copies in an engine's memory are not told",
+}
 #: What a policy's plugin may say besides the policy's parameters.
 _POLICY_KEYS = ("weights", "bounds", "tolerance", "fallbacks")
 
@@ -114,27 +122,20 @@ def meaning_of(config: EndpointPickerConfig, source: str) -> Meaning:
             made[plugin.known_as] = _plugin(plugin, f"plugins[{position}]", source, meaning)
         if kind in FLOW_CONTROL and not queued:
             meaning.warnings.append(f"{kind}: without effect, as in llm-d without its feature gate")
-        elif kind in DIFFERS:
-            meaning.warnings.append(f"{kind}: {DIFFERS[kind]}")
     for instead, kinds in refused.items():
         problem = f"no counterpart here: {', '.join(dict.fromkeys(kinds))}"
         errors.append(ConfigError(source, "plugins", problem, instead))
-    if any(isinstance(part, GpuSource) and part.use_node_address for part in made.values()):
-        for name, part in made.items():
-            if isinstance(part, Attribute):
-                fix = "run it in the engine's pod, without useNodeAddress"
-                errors.append(ConfigError(source, name, "reads GPU counters of the node's exporter", fix))
+    errors += _of_node_exporters(made, source)
     if queued:
         try:
             meaning.put("queue", **queue_of(config.flow_control, made))
-            meaning.warnings += notes_on(config.flow_control)
         except ValueError as error:
             errors.append(ConfigError(source, "flowControl", str(error)))
     raise_all(errors)
     if not config.plugins:
         meaning.put("policy", **default_meaning().sections["policy"])
         return meaning
-    _detect(config, made, meaning)
+    _detect(config, made, source, meaning)
     made |= _indexes(made, meaning)
     made |= {
         name: _with_headers(part, config, made) for name, part in made.items() if isinstance(part, Bound)
@@ -162,6 +163,19 @@ def meaning_of(config: EndpointPickerConfig, source: str) -> Meaning:
         parts = {name: policy["params"] for name, policy in parts.items()}
         meaning.put("policy", name=LlmDProfiles.name, params={**meaning.handler, "profiles": parts})
     return meaning
+
+
+def _of_node_exporters(made: Mapping[str, object], source: str) -> list[ConfigError]:
+    """Refuse who reads GPU counters where these are those of the node's exporter."""
+    if not any(isinstance(part, GpuSource) and part.use_node_address for part in made.values()):
+        return []
+    problem, fix = (
+        "reads GPU counters of the node's exporter",
+        "run it in the engine's pod, without useNodeAddress",
+    )
+    return [
+        ConfigError(source, name, problem, fix) for name, part in made.items() if isinstance(part, Attribute)
+    ]
 
 
 def _stages(
@@ -224,6 +238,7 @@ def _check_sections(
                 errors.append(ConfigError(source, f"featureGates[{position}]", problem, "leave it out"))
     if not queued and replace(config.flow_control, saturation_detector=None) != FlowControl():
         meaning.warnings.append("flowControl: without effect, as in llm-d without its feature gate")
+    meaning.warnings += notes_on(config) if queued else ()
     layer = config.data_layer
     if layer.peer_discovery or layer.cross_replica_syncer_plugin_ref:
         fix = "leave it out: replicas share no state"
@@ -271,10 +286,8 @@ def _plugin(plugin: Plugin, key: str, source: str, meaning: Meaning) -> object:
             parameters.put(meaning)
         elif isinstance(parameters, Admitter | RolloutScreener):
             meaning.screeners[plugin.known_as] = parameters
-        elif isinstance(parameters, TopologyScorer | TopologyFilter):
-            meaning.warnings.append(
-                f"{kind}: without effect: whether two endpoints are near each other is not read"
-            )
+        elif kind in _MEANT:
+            meaning.warnings.append(f"{kind}: {_MEANT[kind]}")
     except ValueError as error:
         raise ConfigError(source, key_of, f"{kind}: {error}") from None
     return said_by(kind, asdict(parameters)) if kind in FLOW_CONTROL else parameters
@@ -307,10 +320,23 @@ def _with_headers(found: Bound, config: EndpointPickerConfig, made: Mapping[str,
     return replace(found, session_id_config=replace(found.session_id_config, sources=sources))
 
 
-def _detect(config: EndpointPickerConfig, made: Mapping[str, object], meaning: Meaning) -> None:
+def _detect(config: EndpointPickerConfig, made: Mapping[str, object], source: str, meaning: Meaning) -> None:
     """Measure saturation by the detector that is referred to, else by the one that llm-d would take."""
     detector = config.flow_control.saturation_detector or config.saturation_detector
-    match made.get(detector.plugin_ref if detector else "utilization-detector"):
+    found = made.get(detector.plugin_ref if detector else "utilization-detector")
+    parts = [made.get(name) for name in found.detectors] if isinstance(found, MaxSaturation) else [found]
+    if isinstance(found, MaxSaturation):
+        if not all(isinstance(part, UtilizationDetector | ConcurrencyDetector) for part in parts):
+            raise ConfigError(
+                source, "detectors", "a name that is no detector's", "list detectors of the file"
+            )
+        meaning.put("saturation", largest=len({type(part) for part in parts}) > 1)
+    for part in parts:
+        _measure(part, meaning)
+
+
+def _measure(detector: object, meaning: Meaning) -> None:
+    match detector:
         case UtilizationDetector() as found:
             meaning.put(
                 "saturation",

@@ -244,6 +244,7 @@ class _Model(NamedTuple):
     ttft: Histogram
     tpot: Histogram
     labels: tuple[str, str, str, str]
+    last: dict[str, Value]
 
 
 class Promise(NamedTuple):
@@ -274,7 +275,6 @@ class PluginMetrics:
         self._lookups = metrics.value(lookups("lookup_requests"))
         self._best = [metrics.value(lookups(name)) for name in ("lookup_hits", "max_pod_hit_count")]
         self._models: dict[tuple[str, str], _Model] = {}
-        self._stages: dict[tuple[str, str], Value] = {}
 
     def decided(self, decision: Decision, labels: tuple[str, str]) -> Promise:
         """Count a decision for a request of a model and what that was rewritten to."""
@@ -282,8 +282,9 @@ class PluginMetrics:
         if request.block_tokens and request.prompt_tokens:
             self._hit_bytes.observe(snapshot.cached_tokens.item(chosen) * _TOKEN_BYTES)
             self._lookups.value += 1.0
+            blocks = snapshot.cached_tokens.max().item() // request.block_tokens
             for best in self._best:
-                best.value += snapshot.cached_tokens.max().item() // request.block_tokens
+                best.value += blocks
         if snapshot.workers:
             self._parted(decision, labels[1] or "unknown")
         if request.media:
@@ -320,11 +321,15 @@ class PluginMetrics:
             self._metrics.histogram(f"llm_d_epp_request_predicted_{what}_seconds", *all_labels)
             for what in _SLOS
         )
-        model = self._models[labels] = _Model(ttft, tpot, all_labels)
+        model = self._models[labels] = _Model(ttft, tpot, all_labels, {})
         return model
 
     def _last(self, model: _Model, what: str, value: float) -> None:
-        self._metrics.value("llm_d_epp_inference_request_metric", *model.labels, what).value = value
+        child = model.last.get(what)
+        if child is None:
+            name = "llm_d_epp_inference_request_metric"
+            child = model.last[what] = self._metrics.value(name, *model.labels, what)
+        child.value = value
 
     def _parted(self, decision: Decision, model: str) -> None:
         """Count who does what of a request; llm-d's handler of pairs knows no stage of media."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 #: Weights that are the unit of the others: only ratios matter, so one of them stays where it is.
-_UNITS: Mapping[str, str] = MappingProxyType({"gorgo": "prefill_weight"})
+_UNITS: Mapping[str, str] = MappingProxyType(dict.fromkeys(("gorgo", "gorgo-hillclimb"), "prefill_weight"))
 
 
 @dataclass(frozen=True, slots=True)

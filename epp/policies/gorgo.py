@@ -44,3 +44,9 @@ class Gorgo(Policy):
             "prefill": weights["prefill_weight"] * snapshot.uncached_tokens,
             "queue": weights["queue_weight"] * snapshot.queued_tokens,
         }
+
+
+class GorgoHillclimb(Gorgo):
+    """`Gorgo` whose weights file the paper's search writes: gorgo-epp-lab's `epp tune --search hillclimb`."""
+
+    name = "gorgo-hillclimb"

@@ -9,7 +9,7 @@ full as the worse of its ends: so all pairs are a few sums of matrices.
 from __future__ import annotations
 
 from collections import Counter
-from functools import reduce
+from functools import lru_cache, reduce
 from operator import add
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -86,8 +86,13 @@ def groups_of(role: Role, seen: Snapshot) -> Iterable[tuple[str, ...]]:
     encoder no header (source: ``connector_nixlv2.go``, ``connector_sglang.go``, ``connector_ec_common.go``).
     """
     none = ("",) * len(seen)
-    ranks = tuple(split_rank(name)[1] for name in seen.endpoints) if role is Role.PREFILL else none
+    ranks = _ranks(seen.endpoints) if role is Role.PREFILL else none
     return zip(seen.regions, seen.revisions or none, seen.models or none, ranks, strict=True)
+
+
+@lru_cache(maxsize=256)
+def _ranks(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(split_rank(name)[1] for name in names)
 
 
 def soonest(workers: Snapshot, prefills: Prefills, draw: float) -> Rows:

@@ -79,13 +79,11 @@ class Batch(msgspec.Struct, frozen=True):
     """What one message tells.
 
     Attributes:
-        at_wall_s: when it was made, by the engine's clock.
         rank: data-parallel rank, 0 where there is one.
         events: in their order.
         unread: events of another kind or form.
     """
 
-    at_wall_s: float
     rank: int
     events: list[Event]
     unread: int
@@ -147,12 +145,15 @@ class _MapBatch(msgspec.Struct, Generic[_Events]):
     data_parallel_rank: int | None = None
 
 
-# What vLLM sends now, what it and SGLang sent before; where one event is odd, each by itself.
-_LIST_BATCH = msgspec.msgpack.Decoder(_ListBatch[list[msgspec.Raw]])
-_MAP_BATCH = msgspec.msgpack.Decoder(_MapBatch[list[msgspec.Raw]])
-_USUAL_BATCHES: tuple[msgspec.msgpack.Decoder[_ListBatch[Any]], ...] = (
+# What engines send, by whether the batch is a map; last, where one event is odd, each by itself.
+_MAP_BATCHES: tuple[msgspec.msgpack.Decoder[_ListBatch[Any] | _MapBatch[Any]], ...] = (
+    msgspec.msgpack.Decoder(_MapBatch[list[_MapTold]]),
+    msgspec.msgpack.Decoder(_MapBatch[list[msgspec.Raw]]),
+)
+_LIST_BATCHES: tuple[msgspec.msgpack.Decoder[_ListBatch[Any] | _MapBatch[Any]], ...] = (
     msgspec.msgpack.Decoder(_ListBatch[list[_MapTold]]),
     msgspec.msgpack.Decoder(_ListBatch[list[_Told]]),
+    msgspec.msgpack.Decoder(_ListBatch[list[msgspec.Raw]]),
 )
 _LIST_EVENT = msgspec.msgpack.Decoder(_Told)
 _MAP_EVENT = msgspec.msgpack.Decoder(_MapTold)
@@ -165,32 +166,35 @@ def read_batch(data: bytes) -> Batch:
     Raises:
         UnreadableError: it is no batch; an event that is none is left out and counted in the batch.
     """
-    at_wall_s, rank, found = _decode(data)
-    events, unread, before = list[Event](), 0, None
-    for each in found:
+    batch = _decode(data)
+    events, unread = list[Event](), 0
+    before, removed = None, list[int]()  # place and blocks of the last event, where it is a removal
+    for each in batch.events:
         try:
             told = _read_event(each) if isinstance(each, msgspec.Raw) else each
-            place = (told.medium, told.group_idx, told.locality) if isinstance(told, _ListRemoved) else None
-            if place and place == before:  # vLLM tells of each block by itself
-                events[-1].hashes.extend(_names(told.block_hashes))
-                continue
-            event, before = _event(told), place
+            place = None
+            if isinstance(told, _ListRemoved):
+                place = told.medium, told.group_idx, told.locality
+                if place == before:  # vLLM tells of each block by itself
+                    removed += _names(told.block_hashes)
+                    continue
+            event = _event(told)
         except UnreadableError:
-            unread, before = unread + 1, None
+            unread += 1
             continue
         if event is not None:
             events.append(event)
-    return Batch(at_wall_s, max(rank or 0, 0), events, unread)
+            before, removed = place, event.hashes if isinstance(event, Removed) else []
+    return Batch(max(batch.data_parallel_rank or 0, 0), events, unread)
 
 
-def _decode(data: bytes) -> tuple[float, int | None, Sequence[_Told | msgspec.Raw]]:
+def _decode(data: bytes) -> _ListBatch[Any] | _MapBatch[Any]:
     """Decode a batch at once where all its events are of the usual forms, else leave them for later."""
-    for decoder in _USUAL_BATCHES:
+    *usual, last = _MAP_BATCHES if _is_map(data) else _LIST_BATCHES
+    for decoder in usual:
         with suppress(UnreadableError):
-            usual = read(decoder, data)
-            return usual.ts, usual.data_parallel_rank, usual.events
-    batch = read(_MAP_BATCH, data) if _is_map(data) else read(_LIST_BATCH, data)
-    return batch.ts, batch.data_parallel_rank, batch.events
+            return read(decoder, data)
+    return read(last, data)
 
 
 def _names(hashes: Sequence[int | bytes]) -> list[int]:

@@ -96,13 +96,16 @@ class AdmissionController:
         slots = [
             slot for slot, endpoint in datastore.members if not (endpoint.draining or datastore.is_peer(slot))
         ]
+        found = 0.0
         if settings.running_requests or settings.pending_tokens:
             promised = datastore.in_flight_tokens(np.array(slots, np.intp))
-            return concurrency(promised[RUNNING], promised[PENDING], settings)
+            found = concurrency(promised[RUNNING], promised[PENDING], settings)
+            if not settings.largest:
+                return found
         block = datastore.engine.block(now_s)[:, slots]
         if settings.stale_after_s:
             block = np.where(self._stale(slots, now_s), np.nan, block)
-        return saturation(block[WAITING], block[KV_USAGE], settings)
+        return max(found, saturation(block[WAITING], block[KV_USAGE], settings))
 
     def _stale(self, slots: list[int], now_s: float) -> Flags:
         stale: Flags = ~(now_s - self._datastore.engine.updated_s[slots] <= self.settings.stale_after_s)

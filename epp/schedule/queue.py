@@ -47,6 +47,8 @@ BandState = tuple[int, float, dict[str, float]]
 _NONE: BandState = (0, 0.0, {})
 #: Flows whose attained service is remembered: its logarithm, for one whose service is long past.
 _ATTAINED_FLOWS, _NEVER = 10_000, -1e9
+#: Kinds of fairness that count what was served while nothing waited.
+_BY_HISTORY = ("program-aware", "turn-priority")
 
 
 @dataclass(slots=True, eq=False)
@@ -144,6 +146,7 @@ class _Band:
 
     settings: BandSettings
     attained: dict[str, float]
+    had_turns: dict[str, tuple[int, float]]
     requests: int = 0
     held_bytes: int = 0
     served: float = 0.0
@@ -236,8 +239,8 @@ class _Band:
 
     def first(self, targets: Collection[int] | None = None) -> Waiter | None:
         """Find whose turn it is among those with a request for an open target, or for any."""
-        if self.settings.fairness == "program-aware":
-            return self._least_attained(targets)
+        if self.settings.fairness in _BY_HISTORY:
+            return self._by_history(targets)
         turns = self.turns
         found: tuple[float, str, _Flow] | None = None
         where: Target = 0
@@ -251,8 +254,8 @@ class _Band:
         self.served = max(self.served, found[0])
         return found[2].waiting[where][0][3]
 
-    def _least_attained(self, targets: Collection[int] | None) -> Waiter | None:
-        """Weigh what each flow was served lately, and how long its first request waits. Source [E]."""
+    def _by_history(self, targets: Collection[int] | None) -> Waiter | None:
+        """Weigh what each flow was served lately, or its turns, and how long its first request waits."""
         heads = [
             flow.waiting[target][0][3]
             for target, turns in self.turns.items()
@@ -261,10 +264,19 @@ class _Band:
         ]
         if not heads:
             return None
+        if self.settings.fairness == "turn-priority":
+            return max(
+                heads, key=lambda head: self._turn(head) - self.settings.turn_wait_weight * head.came_s
+            )
         attained = np.array([self.attained.get(head.flow, _NEVER) for head in heads])
         served, came = np.exp2(attained - attained.max()), np.array([head.came_s for head in heads])
         weights = self.settings.las_weight_service, self.settings.las_weight_head_wait
         return heads[int((weights[0] * _scaled(served) + weights[1] * _scaled(came)).argmin())]
+
+    def _turn(self, head: Waiter) -> int:
+        """Count the turns of a flow since it was idle, this one among them."""
+        turns, last_s = self.had_turns.get(head.flow, (0, -math.inf))
+        return 1 if head.came_s - last_s > (self.settings.turn_idle_s or math.inf) else turns + 1
 
 
 def _scaled(values: Floats) -> Floats:
@@ -311,9 +323,12 @@ class RequestQueue:
         self.tell: Callable[..., None] = lambda **_: None
         #: Logarithm of what each flow was served, where tokens count twice as much with each half-life.
         self._attained: dict[str, float] = {}
+        #: How many turns each flow had, and when the last, of bands by turns.
+        self._turns: dict[str, tuple[int, float]] = {}
         bands = (settings, settings.negative or settings, *settings.bands)
         lives = [band.half_life_s or math.inf for band in bands if band.fairness == "program-aware"]
-        self.attains, self._half_life_s = bool(lives), min(lives, default=math.inf)
+        self.attains = any(band.fairness in _BY_HISTORY for band in bands)
+        self._half_life_s = min(lives, default=math.inf)
 
     def __len__(self) -> int:
         """Count the requests that wait."""
@@ -389,7 +404,7 @@ class RequestQueue:
 
     def _band(self, priority: int) -> _Band:
         """Return a band, a new one where it is the first."""
-        return self._bands.get(priority) or _Band(self.settings.of(priority), self._attained)
+        return self._bands.get(priority) or _Band(self.settings.of(priority), self._attained, self._turns)
 
     def put(self, waiter: Waiter) -> None:
         """Let a request wait.
@@ -435,6 +450,12 @@ class RequestQueue:
             self._attained[flow] = float(np.logaddexp2(self._attained.pop(flow, _NEVER), now))
             if len(self._attained) > _ATTAINED_FLOWS:
                 del self._attained[next(iter(self._attained))]
+        elif settings.fairness == "turn-priority":
+            turns, last_s = self._turns.pop(flow, (0, now_s))
+            idle = now_s - last_s > (settings.turn_idle_s or math.inf)
+            self._turns[flow] = (1 if idle else turns + 1, now_s)
+            if len(self._turns) > _ATTAINED_FLOWS:
+                del self._turns[next(iter(self._turns))]
         if band := self._bands.get(priority):
             band.charge(flow, tokens).untold += tokens
 

@@ -641,7 +641,7 @@ class Scheduler:
         return {} if entry is None else entry.workers
 
     def picked(self, decision_id: str) -> str:
-        """Return the endpoint picked for a request, until it is settled; ``""`` then."""
+        """Return the endpoint chosen for a request, until it is settled; ``""`` then."""
         entry = self._known(decision_id)
         return "" if entry is None else entry.leg.endpoint
 

@@ -13,6 +13,7 @@ import sys
 import threading
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,6 +25,7 @@ from epp.feeds.files import replace_file, required_file
 from epp.llmd.flags import FLAGS, read_flags
 from epp.llmd.settings import log_settings, translate
 from epp.logs import configure
+from epp.policies.gorgo import GorgoHillclimb
 from epp.rpc.accepting import allow_files, close_early
 from epp.server.app import App
 from epp.server.host import Host
@@ -49,6 +51,12 @@ _COLLECT_EVERY_S, _BY_TIME = 60.0, 1 << 30
 #: Longest wait for the interpreter's lock. An answer to a probe waits for it six times while the event loop
 #: is busy, which takes 30 ms with Python's own 5 ms.
 _SWITCH_S = 0.001
+
+#: Of a policy whose weights a sidecar moves.
+_NO_SEARCH = (
+    "policy gorgo-hillclimb serves gorgo by the weights in force: nothing moves them, because gorgo-epp-lab, "
+    "whose `epp tune --search hillclimb` does, is not installed here (pip install gorgo-epp-lab)"
+)
 
 #: Keeps llm-d's flags apart from ours in a namespace.
 _DEST = "llm-d "
@@ -155,6 +163,8 @@ def run(arguments: argparse.Namespace) -> int:
     configure(setup.log)
     for warning in setup.warnings:
         log.warning(warning)
+    if setup.config.policy.name == GorgoHillclimb.name and not entry_points(group="epp.commands"):
+        log.warning(_NO_SEARCH)
     allow_files()
     config, host, ready_file = setup.config, Host(), arguments.ready_file
     if not 1 <= arguments.workers <= MAX_WORKERS:

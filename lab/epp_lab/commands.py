@@ -71,6 +71,7 @@ epp lab experiments pickers --seeds 2""",
         """\
 epp tune --config epp.yaml
 epp tune --config epp.yaml --offline records
+epp tune --config epp.yaml --search hillclimb
 epp tune freeze --config epp.yaml --reason 'new engines'""",
     ),
     "learn": (

@@ -7,6 +7,7 @@ a cell meet the same seeds: ratios to the baseline are paired.
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import os
 import pkgutil
@@ -195,6 +196,30 @@ def table(experiment: Experiment, runs: Sequence[CellRun]) -> str:
             row += [""] if measure in plain else ["", ratio_text(np.mean(ratios[entry, measure], axis=0))]
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
+
+
+def verdicts(experiment: Experiment, runs: Sequence[CellRun]) -> dict[tuple[str, str, str], str]:
+    """Say how each figure stands to its baseline's, by cell, entry and measure."""
+    found = {run.key: run for run in runs}
+    cells, entries = (dict.fromkeys(names) for names in zip(*[run.key[:2] for run in runs], strict=True))
+    baseline, *others = entries
+    seeds, out = sorted({run.seed for run in runs}), {}
+    measures = experiment.measures or list(dict.fromkeys(name for run in runs for name in run.figures))
+    for cell, entry, measure in itertools.product(cells, others, measures):
+        if measure not in (*experiment.events, *experiment.ranges):
+            pairs = [(found.get((cell, entry, seed)), found.get((cell, baseline, seed))) for seed in seeds]
+            both = [(own.value(measure), base.value(measure)) for own, base in pairs if own and base]
+            logs = _log_ratios(*np.array(both).reshape(-1, 2).T)
+            known = logs[~np.isnan(logs)]
+            few = len(known) < _LEAST_SEEDS
+            low, high = (known.min(), known.max()) if few and len(known) else interval(logs)[1:]
+            out[cell, entry, measure] = standing(*np.exp([low, high]))
+    return out
+
+
+def standing(low: float, high: float) -> str:
+    """Say where an interval of a ratio lies; `level` where it holds 1, or is not known."""
+    return "lower" if high < 1.0 else "higher" if low > 1.0 else "level"
 
 
 def _log_ratios(values: Floats, baseline: Floats) -> Floats:

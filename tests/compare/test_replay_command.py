@@ -17,7 +17,7 @@ from epp.errors import EppError
 from epp_lab.compare import command, simulate, trace_stats
 from epp_lab.compare.measure import Figures, Quantiles
 from epp_lab.compare.plan import TUNING_SEED, PlanCell, Source
-from epp_lab.compare.report import conclusion, headline
+from epp_lab.compare.report import conclusion, headline, knee
 from epp_lab.compare.results import compare_policies
 from epp_lab.compare.simulate import Outcome, PolicyChoice, objective, tune
 from epp_lab.sim.scenario import FleetSpec, parse_fleet
@@ -51,6 +51,39 @@ def results(folder: Path) -> dict[str, Any]:
 def demo_trace(path: Path) -> str:
     path.write_bytes(msgspec.json.Encoder().encode_lines(WORKLOADS["demo"].make(3)))
     return str(path)
+
+
+class TestKnee:
+    def test_paces_are_run_beside_each_other_and_each_policy_has_its_knee(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        words = ("--policy", "gorgo-ms,random", "--seeds", "1", "--warmup", "0", "--workers", "1")
+        assert run(*SMALL, *words, "--loads", "0.5..3", "--out", str(tmp_path)) == 0
+        document = results(tmp_path)
+        assert [cell["load"]["load"] for cell in document["cells"]] == [0.5, 1.0, 1.5, 2.0, 2.5, 3.0]
+        shown = capsys.readouterr().out
+        assert re.search(r"knee .* 0.5 .* 1 .* 1.5 .* 2 .* 2.5 .* 3 ", shown)
+        assert re.search(r"\b(random|gorgo-ms) +│ +(-|0.5|[123]|[12].5) │", shown)
+        assert "latency by load" in (tmp_path / "report.html").read_text()
+
+    @pytest.mark.parametrize(
+        ("p95_ms", "saturated", "expected"),
+        [
+            ([100.0, 150.0, 200.0, 201.0, 120.0], [0] * 5, 3.0),  # what comes back after it is no knee
+            ([100.0, 110.0, 120.0, 130.0, 140.0], [0, 0, 1, 0, 0], 2.0),
+            ([100.0, 110.0, 120.0, 130.0, 140.0], [0] * 5, 5.0),
+            ([100.0, NAN, 120.0, 130.0, 140.0], [0] * 5, 1.0),
+            ([250.0, 110.0, 120.0, 130.0, 140.0], [0] * 5, NAN),  # bad from the first
+        ],
+    )
+    def test_the_knee_is_the_last_pace_before_saturation_or_the_limit(
+        self, p95_ms: list[float], saturated: list[int], expected: float
+    ) -> None:
+        runs = [
+            (float(at), {"saturated_seeds": seeds, "e2e_ms": {"p95": ms}})
+            for at, (ms, seeds) in enumerate(zip(p95_ms, saturated, strict=True), 1)
+        ]
+        assert knee(runs, 200.0) == pytest.approx(expected, nan_ok=True)
 
 
 class TestSimulated:

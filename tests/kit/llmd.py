@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -35,9 +35,16 @@ async def picker_by_flags(folder: Path, plugins: str, *words: str) -> AsyncItera
         async with asyncio.timeout(PATIENCE_S):
             await child.until(ready.exists)
             addresses = json.loads(ready.read_text())
-            while (await http.get(f"http://{loopback(addresses['http'])}/readyz")).status != 200:
+            while not await _is_ready(http, loopback(addresses["http"])):
                 await asyncio.sleep(0.05)
         yield addresses
+
+
+async def _is_ready(http: aiohttp.ClientSession, picker: str) -> bool:
+    with suppress(aiohttp.ClientError):  # it may close a connection that is asked on just then
+        async with http.get(f"http://{picker}/readyz") as answer:
+            return answer.status == 200
+    return False
 
 
 _HEAD = """

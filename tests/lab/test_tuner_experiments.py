@@ -9,9 +9,9 @@ import pytest
 
 from epp.config.plan import Plan, Split, Switchback
 from epp_lab import tuner_life
-from epp_lab.compare.hillclimb import EsPaper
 from epp_lab.experiments import tuner_drift, tuner_guard, tuner_paper, tuner_runs
 from epp_lab.tuner import machine
+from epp_lab.tuner.hillclimb import EsPaper
 from epp_lab.tuner.settings import Stages, TunerSettings
 from epp_lab.tuner.state import NothingBetter, Proposed
 from epp_lab.tuner_life import BEGIN_WALL_S, CELLS, HOME, Life, Stretch, defaults_of, rules_of

@@ -68,7 +68,7 @@ REFUSED = {
 
 def values_of(guide: str) -> str:
     """A guide's values, in the form of the charts'."""
-    epp = {key: GUIDES[guide][key] for key in ("replicas", "flags") if key in GUIDES[guide]}
+    epp: dict[str, Any] = {key: GUIDES[guide][key] for key in ("replicas", "flags") if key in GUIDES[guide]}
     if plugins := GUIDES[guide].get("plugins"):
         epp |= {"pluginsConfigFile": "p.yaml", "pluginsCustomConfig": {"p.yaml": json.dumps(plugins)}}
     return json.dumps({"router": {"epp": epp}})

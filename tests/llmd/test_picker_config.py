@@ -303,7 +303,7 @@ def _gated(**flow_control: Any) -> dict[str, Any]:
         (_gated(maxBytes="much"), "'much' is not a size"),
         (_gated(maxbytes=1), "flowControl.maxbytes: unknown key"),
         (
-            {"plugins": [{"type": "program-aware-fairness", "parameters": {"strategy": "turn-priority"}}]},
+            {"plugins": [{"type": "program-aware-fairness", "parameters": {"strategy": "drr"}}]},
             "strategy",
         ),
         ({"apiVersion": "v1"}, "llm-d.ai/v1alpha1"),

@@ -55,6 +55,7 @@ def test_llm_ds_defaults() -> None:
         (["--refresh-metrics-interval=1s"], lambda c: c.scrape.interval_s == 1.0),
         (["--metrics-staleness-threshold=5s"], lambda c: c.scrape.stale_after_s == 5.0),
         (["--model-server-metrics-path=/m"], lambda c: c.scrape.path == "/m" and not c.scrape.insecure),
+        (["--v=2"], lambda c: c.protocol.old_metric_names and c.protocol.errors == "llm-d"),
         (["--model-server-metrics-scheme=https"], lambda c: c.pool.kubernetes.tls and c.scrape.insecure),
         (
             ["--model-server-metrics-scheme=https", "--model-server-metrics-https-insecure-skip-verify=false"],

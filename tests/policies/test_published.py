@@ -16,6 +16,7 @@ FOLDER = Path(__file__).parent / "fixtures"
 #: Policies whose published behaviour needs no snapshot: they are proved by sequences and counts elsewhere.
 ELSEWHERE = {
     "gorgo",
+    "gorgo-hillclimb",
     "gorgo-ms",
     "laar",
     "local-first",

@@ -14,7 +14,7 @@ from epp.policies.registry import POLICIES, create, params_of
     [
         ("least_request", "'least-request'"),
         ("gorg", "'gorgo'"),
-        ("xxxxxxxx", "one of: dynamo, gorgo, gorgo-ms"),
+        ("xxxxxxxx", "one of: dynamo, gorgo, gorgo-hillclimb, gorgo-ms"),
     ],
 )
 def test_an_unknown_name_is_told_the_nearest(name: str, words: str) -> None:

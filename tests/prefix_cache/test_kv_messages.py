@@ -25,7 +25,7 @@ def test_arrays_of_vllm_are_read() -> None:
         ["AllBlocksCleared"],
     ]  # fmt: skip
     batch = read_batch(encode([1.5, events, 3]))
-    assert (batch.at_wall_s, batch.rank, batch.unread) == (1.5, 3, 0)
+    assert (batch.rank, batch.unread) == (3, 0)
     assert batch.events == [
         Stored([1, 2**64 - 1], None, TOKENS, 16, salt="salt", group=1, window_tokens=128),
         Removed([7], tier=1, group=1),

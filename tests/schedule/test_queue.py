@@ -137,6 +137,27 @@ def test_by_attained_service_the_flow_goes_that_was_served_least_lately_and_wait
     assert one.flow == first
 
 
+@pytest.mark.parametrize(
+    ("came_s", "first"),
+    [
+        ({"deep": 20.0, "new": 19.0}, "deep"),  # its fourth turn: 4 against 1 and 0.05
+        ({"deep": 90.0, "new": 10.0}, "new"),  # 4 against 1 and 80 * 0.05
+        ({"deep": 150.0, "new": 149.0}, "new"),  # it was idle for more than 120 s
+    ],
+)
+def test_by_turns_the_flow_goes_that_had_most_unless_another_waits_long(
+    came_s: dict[str, float], first: str
+) -> None:
+    made = queue(fairness="turn-priority")
+    for at_s in (1.0, 2.0, 3.0):
+        made.served(0, "deep", 1000.0, at_s)
+    for flow, at_s in came_s.items():
+        made.put(waiter(flow, flow=flow, came_s=at_s))
+    one = made.take(lambda _: BOTH)
+    assert one is not None
+    assert one.flow == first
+
+
 def test_bands_have_bounds_of_their_own_and_all_of_them_one() -> None:
     bands = [QueueBand(priority=5, max_requests=1)]
     negative = BandSettings(max_bytes=15)

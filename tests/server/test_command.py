@@ -41,6 +41,24 @@ def test_a_start_that_takes_long_ends_when_asked_to(tmp_path: Path, monkeypatch:
     assert time.monotonic() - begun_s < 30
 
 
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_policy_that_a_sidecar_tunes_says_where_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, installed: bool
+) -> None:
+    (tmp_path / "epp.yaml").write_text("policy: {name: gorgo-hillclimb}")
+    monkeypatch.setattr("epp.server.command.entry_points", lambda **_: ["lab"] if installed else [])
+    monkeypatch.setattr("epp.server.command.configure", lambda _: None)
+    words = [
+        "serve",
+        "--config",
+        str(tmp_path / "epp.yaml"),
+        "--workers",
+        "0",
+    ]  # refused, once it has said so
+    assert main(words) != 0
+    assert ("pip install gorgo-epp-lab" in caplog.text) is not installed
+
+
 class Steady:
     """An application that says what happens to it."""
 

@@ -21,9 +21,11 @@ from epp.llmd.policies.plugins import (
     Indexed,
     Label,
     Media,
+    ModelLabel,
     Session,
     Token,
     Told,
+    told_model,
 )
 from epp.policies.base import ExtraColumns
 from epp.prefix_cache.index import PrefixIndex
@@ -93,6 +95,9 @@ class PluginColumns(ExtraColumns):
             case Indexed():
                 names = [datastore.address_of(slot) or "" for slot in slots.tolist()]
                 return self._cached(self._indexes[column], request, names)
+            case ModelLabel():
+                wanted, labels = told_model(column.headers, request), datastore.labels(column.label)
+                return _by_slot(slots, lambda slot: labels.get(slot) == wanted)
             case ColdPlace():
                 places = {address: place for place, address in enumerate(self._cold[column])}
                 return _by_slot(slots, lambda slot: places.get(datastore.address_of(slot) or "", -1))

@@ -8,6 +8,7 @@ import numpy as np
 from msgspec import Meta, Struct, field
 
 from epp.llmd.policies.plugins import (
+    LORA,
     PRIORITY,
     TPOT_HEADROOM,
     TPOT_SLO,
@@ -18,12 +19,14 @@ from epp.llmd.policies.plugins import (
     Bound,
     Filter,
     Label,
+    ModelLabel,
     NotNegative,
     Objectives,
     Positive,
     PositiveInt,
     PrefixReader,
     Share,
+    told_model,
 )
 
 if TYPE_CHECKING:
@@ -100,6 +103,51 @@ class HeadroomFilter(Objectives, Filter, frozen=True, tag="slo-headroom-tier-fil
         if met.all() or not met.any():
             return np.ones(len(snapshot), np.bool_)
         return ~met if draw < self.epsilon_explore_neg else met
+
+
+class ModelFilter(Filter, frozen=True, tag="model-affinity-filter"):
+    """Keep whose label is the model's name, or all without one: ``filter/modelaffinity`` of 75c19ad."""
+
+    label_key: str = "model"
+    model_header: str = "x-gateway-model-name"
+
+    @property
+    def required_columns(self) -> tuple[Column, ...]:
+        label, header = self.label_key or "model", self.model_header.lower()
+        return (ModelLabel(f"model:{header}={label}", (header,) if header else (), label=label),)
+
+    def keep(self, request: RequestInfo, snapshot: Snapshot, draw: float) -> Flags:
+        (column,) = self.required_columns
+        found = snapshot.extra.get(column.name, np.ones(len(snapshot))) > 0.0
+        return found | (not told_model(column.headers, request))
+
+
+class ResidencyFilter(Filter, frozen=True, tag="lora-residency-filter"):
+    """Keep who runs the adapter: ``filter/loraresidency/plugin.go`` of 5640baf.
+
+    Where all of those are saturated and fewer than ``max_replicas`` (0: any number), others that are not
+    saturated instead. Where nobody runs it all stay.
+    """
+
+    max_replicas: Annotated[int, Meta(ge=0)] = 0
+    queue_threshold: Annotated[int, Meta(ge=0)] = 8
+    kv_cache_threshold: Share = field(default=0.8, name="kvCacheThreshold")
+
+    @property
+    def required_columns(self) -> tuple[Column, ...]:
+        return (LORA,)
+
+    def keep(self, request: RequestInfo, snapshot: Snapshot, draw: float) -> Flags:
+        homes = snapshot.extra.get(LORA.name, np.zeros(len(snapshot))) == 1.0
+        if not homes.any() or not request.model:
+            return np.ones(len(snapshot), np.bool_)
+        free = np.ones(len(snapshot), np.bool_)
+        if self.queue_threshold:
+            free &= ~(snapshot.engine_waiting > self.queue_threshold)
+        if self.kv_cache_threshold:
+            free &= ~(snapshot.engine_kv_usage > self.kv_cache_threshold)
+        capped = 0 < self.max_replicas <= homes.sum()
+        return homes if (homes & free).any() or capped or not free.any() else free
 
 
 #: Utilization metric -> column.
@@ -399,6 +447,8 @@ class LatencyAdmitter(Objectives, Admitter, frozen=True, tag="latency-slo-admitt
 Filters = (
     AffinityFilter
     | HeadroomFilter
+    | ModelFilter
+    | ResidencyFilter
     | UtilizationFilter
     | UtilizationDetector
     | ConcurrencyDetector

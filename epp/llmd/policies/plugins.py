@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Meta, Struct
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from epp.types import Flags, Floats, RequestInfo, Snapshot
 
@@ -42,6 +42,12 @@ class Told(Column, frozen=True):
 
 class Label(Column, frozen=True, kw_only=True):
     """1 where an endpoint's label has the header's value."""
+
+    label: str
+
+
+class ModelLabel(Column, frozen=True, kw_only=True):
+    """1 where an endpoint's label has the value of the header, else the model's name."""
 
     label: str
 
@@ -160,6 +166,11 @@ def in_blocks(prompt_tokens: int, block_tokens: float, cached: Floats) -> tuple[
     most = max(math.ceil(prompt_tokens / block_tokens - 1e-9), 1) * block_tokens
     whole = np.floor(cached / block_tokens + 1e-9) * block_tokens
     return np.where((cached >= prompt_tokens) & (prompt_tokens > 0), most, whole), most
+
+
+def told_model(headers: Iterable[str], request: RequestInfo) -> str:
+    """Return the model that a header names, else the request's."""
+    return next((request.headers[key] for key in headers if request.headers.get(key)), request.model)
 
 
 class Scorer(Plugin, frozen=True):

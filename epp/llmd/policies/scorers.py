@@ -10,6 +10,7 @@ from msgspec import Meta, Struct, field
 from epp.llmd.policies.plugins import (
     LORA,
     TPOT_HEADROOM,
+    TTFT,
     TTFT_HEADROOM,
     Attribute,
     Bound,
@@ -98,6 +99,40 @@ class TokenLoadScorer(Scorer, frozen=True, tag="token-load-scorer"):
         threshold = self.queue_threshold_tokens if self.queue_threshold_tokens > 0 else 4_194_304
         tokens = snapshot.pending_uncached_tokens + snapshot.uncached_tokens
         return 1.0 - np.minimum(tokens / threshold, 1.0)
+
+
+class LMetricScorer(PrefixReader, Scorer, frozen=True, tag="lmetric-scorer"):
+    """Score by ``(max - cost) / (max - min)``: ``scheduling/scorer/lmetric`` of 1fee9c8.
+
+    ``cost`` is the uncached part of the prompt in whole blocks times the requests in flight and this one; 0
+    for all without a prompt.
+    """
+
+    def score(self, request: RequestInfo, snapshot: Snapshot) -> Floats:
+        cached, prompt = self.in_blocks(request, snapshot)
+        scores = _spread((prompt - cached) * (snapshot.running_requests + 1.0))
+        return scores if request.prompt_tokens else np.zeros(len(snapshot))
+
+
+class ObservationScorer(Scorer, frozen=True, tag="latency-observation-scorer-hub"):
+    """Score by ``(max - ttft) / (max - min)``: ``scheduling/scorer/latencyobservation``.
+
+    The time to first token is predicted by learned rates instead of an observer's percentiles. They are never
+    missing, so that nobody is explored.
+    """
+
+    exploration_rate: Share = 0.1
+    min_inflight_gap: Annotated[float, Meta(gt=0.0)] = 2.0
+    round_s: Annotated[float, Meta(ge=0.0)] = field(default=0.0, name="roundTTFTStep")
+    ttft_percentiles_producer_name: str = ""
+
+    @property
+    def predicts(self) -> bool:
+        return True
+
+    def score(self, request: RequestInfo, snapshot: Snapshot) -> Floats:
+        ttft_s = snapshot.extra[TTFT] / 1e3
+        return _spread(np.floor(ttft_s / self.round_s + 0.5) * self.round_s if self.round_s else ttft_s)
 
 
 class ActiveRequestScorer(Scorer, frozen=True, tag="active-request-scorer"):
@@ -311,6 +346,8 @@ Scorers = (
     | PrefixScorer
     | LoadAwareScorer
     | TokenLoadScorer
+    | LMetricScorer
+    | ObservationScorer
     | ActiveRequestScorer
     | NoHitLruScorer
     | LoraScorer

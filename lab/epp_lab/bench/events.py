@@ -48,7 +48,9 @@ def _messages(engine: int) -> list[list[bytes]]:
         removed = names[number - _HELD] if number >= _HELD else []
         ids = [chance.randrange(1 << 17) for _ in range(BLOCKS * BLOCK_TOKENS)]
         told = {"block_hashes": stored, "parent_block_hash": None, "token_ids": ids, "medium": "GPU"}
-        events = [{"type": "BlockRemoved", "block_hashes": [name], "medium": "GPU"} for name in removed]
+        events: list[dict[str, object]] = [
+            {"type": "BlockRemoved", "block_hashes": [name], "medium": "GPU"} for name in removed
+        ]
         events.append({"type": "BlockStored", **told, "block_size": BLOCK_TOKENS})
         found.append([b"kv", number.to_bytes(8), msgspec.msgpack.encode([0.0, events, 0])])
     return found

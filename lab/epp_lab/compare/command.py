@@ -16,9 +16,17 @@ from epp.policies.lodestar import Lodestar
 from epp.policies.registry import POLICIES
 from epp_lab.compare.fleets import FLEETS, PD_NAMES, fleet_named
 from epp_lab.compare.gateways import drive_gateways, parse_gateways
-from epp_lab.compare.hillclimb import HILLCLIMB
 from epp_lab.compare.load import add_api_key, api_key_headers
-from epp_lab.compare.plan import PlanCell, Source, add_load_arguments, counts, listed, number_from
+from epp_lab.compare.plan import (
+    PACES,
+    PlanCell,
+    Source,
+    add_load_arguments,
+    counts,
+    listed,
+    number_from,
+    paces,
+)
 from epp_lab.compare.report import PLAIN_WIDTH, conclusion, headline, lesson_sentence, report_page, tables
 from epp_lab.compare.results import SCHEMA, compare_policies, encode, load_entry, policy_entry
 from epp_lab.compare.simulate import (
@@ -60,6 +68,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--workload", metavar="NAME,..", help="generated workloads; `--list` shows them")
     add("--trace", metavar="FILE", help="a recorded trace, as `epp lab trace` reads it")
     add_load_arguments(add, max_prompt_tokens=24_000)
+    add(
+        "--loads",
+        type=paces,
+        default=(),
+        metavar="LEAST..MOST",
+        help=f"{PACES} factors instead of one: finds the knee",
+    )
     add("--max-in-flight", type=number_from(0), help="the client's limit; 0 for none (default: the load's)")
     add(
         "--warmup",
@@ -207,7 +222,11 @@ def cells_of(arguments: argparse.Namespace) -> list[PlanCell]:
         cells = [replace(cell, max_in_flight=arguments.max_in_flight or None) for cell in cells]
     pickers = PickerOptions(share=arguments.share, delay_ms=arguments.delay_ms, loss=arguments.loss)
     reports = WindowOptions(pickers=pickers)
-    return [replace(cell, load=arguments.load, warmup_s=arguments.warmup, reports=reports) for cell in cells]
+    cells = [replace(cell, load=arguments.load, warmup_s=arguments.warmup, reports=reports) for cell in cells]
+    loads: Sequence[float] = arguments.loads
+    return [
+        replace(cell, name=f"{cell.name} x {load:g}", load=load) for cell in cells for load in loads
+    ] or cells
 
 
 def policies_of(text: str) -> tuple[PolicyChoice, ...]:
@@ -216,7 +235,7 @@ def policies_of(text: str) -> tuple[PolicyChoice, ...]:
     Raises:
         EppError: nothing has that name.
     """
-    known = (*POLICIES, HILLCLIMB, *ORACLES)
+    known = (*POLICIES, *ORACLES)
     names: list[str] = []
     for part in (piece.strip() for piece in text.split(",") if piece.strip()):
         if part != "all" and part not in known:
@@ -415,7 +434,6 @@ def _list(console: Console) -> None:
         "fleets": {name: text for name, (text, _) in FLEETS.items()} | {PD_NAMES: ""},
         "policies": dict.fromkeys(POLICIES, ""),
         "yardsticks (see what no picker can)": dict.fromkeys(ORACLES, ""),
-        "tuned while it serves (as its paper does, simulated alone)": {HILLCLIMB: ""},
     }
     for title, names in listed.items():
         console.print(f"[bold]{title}[/bold]")

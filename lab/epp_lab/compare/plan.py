@@ -28,6 +28,8 @@ TUNING_SEED = 1_000_000
 #: Part of a recorded trace that is tuned on (source [T]: first 20 of 59 minutes).
 TUNING_SHARE = 1 / 3
 WARMUP_S = 300.0
+#: So many paces a knee is looked for among.
+PACES = 6
 _WARMUP_SHARE = 1 / 6
 
 
@@ -47,6 +49,12 @@ def number_from(least: float, kind: type[int | float] = int) -> Callable[[str], 
 def counts(text: str) -> list[int]:
     """Read a command's numbers by commas, each 1 or more."""
     return [int(number_from(1)(part)) for part in text.split(",")]
+
+
+def paces(text: str) -> list[float]:
+    """Read ``LEAST..MOST`` as `PACES` factors on a load's pace, evenly from the least to the most."""
+    least, most = map(number_from(1e-6, float), text.split(".."))
+    return [round(least + (most - least) * step / (PACES - 1), 6) for step in range(PACES)]
 
 
 def listed(known: Collection[str]) -> Callable[[str], list[str]]:

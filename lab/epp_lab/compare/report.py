@@ -36,6 +36,8 @@ _TICKS = [place for place, text in _PERCENTILES.items() if text in ("p0", "p50",
 #: Room for names of replicas below a chart; the others show under the pointer.
 _NAMES_CHARACTERS = 36
 _LOWEST = "the lowest"
+#: Beyond its knee a policy's E2E p95 is over so many times the least of the lightest load.
+_KNEE_TIMES = 2.0
 _NOTES = (
     f"saturated: over {100 * SATURATED_UNANSWERED_SHARE:g} % unanswered when the last request was due, "
     f"or client lag p95 over {SATURATED_SLIP_P95_MS:,.0f} ms; "
@@ -56,7 +58,7 @@ def tables(document: Values) -> list[RenderableType]:
         parts += [_figures(cell, len(document["seeds"])), notes, _comparisons(cell, document["candidate"])]
         parts += [_tuned(cell["tuning"])] if cell["tuning"] else []
         parts += [Text(f"- {sentence}") for sentence in cell["conclusion"]]
-    return parts
+    return parts + [_knee(load, cells) for load, cells in _sweeps(document).items()]
 
 
 def report_page(document: Values) -> str:
@@ -69,6 +71,8 @@ def report_page(document: Values) -> str:
         cut = f": {document['candidate']} and the others of lowest E2E p95" if len(by_e2e) > COLORS else ""
         parts.append(figure(cell["name"] + cut, panels({each["name"]: each for each in shown}, replicas)))
         parts += map(html, tables({**document, "cells": [cell]}))
+    for load, cells in _sweeps(document).items():
+        parts += [figure(f"{load}: latency by load", _by_load(cells)), html(_knee(load, cells))]
     title = f"{document['candidate']} compared"
     return page(title, document["made"], *parts, verdict=headline(document))
 
@@ -162,6 +166,68 @@ def _compared(name: str, candidate: str, comparison: Values) -> str:
         return f"0 %{mark}"
     interval = f" [{change(found['low'])}, {change(found['high'])}]" if math.isfinite(found["low"]) else ""
     return f"{change(found['ratio'])}{interval.replace(' %', '')}{mark}"
+
+
+def _sweeps(document: Values) -> dict[str, list[Values]]:
+    """Group the cells that are one load at several paces, the slowest first."""
+    found: dict[str, list[Values]] = {}
+    for cell in document["cells"]:
+        load, at, _ = cell["name"].rpartition(" x ")
+        if at:
+            found.setdefault(load, []).append(cell)
+    return {load: cells for load, cells in found.items() if len(cells) > 1}
+
+
+def _by_policy(cells: Sequence[Values]) -> dict[str, list[tuple[float, Values]]]:
+    """List each policy's figures by pace."""
+    found: dict[str, list[tuple[float, Values]]] = {}
+    for cell in cells:
+        for policy in cell["policies"]:
+            found.setdefault(policy["name"], []).append((cell["load"]["load"], policy))
+    return found
+
+
+def knee(runs: Sequence[tuple[float, Values]], limit_ms: float) -> float:
+    """Return the highest pace up to which no seed saturates and E2E p95 is within a limit, NaN for none."""
+    found = math.nan
+    for pace, run in runs:
+        if run["saturated_seeds"] or not run["e2e_ms"]["p95"] <= limit_ms:
+            break
+        found = pace
+    return found
+
+
+def _knee(load: str, cells: Sequence[Values]) -> Table:
+    limit_ms = _KNEE_TIMES * min(policy["e2e_ms"]["p95"] for policy in cells[0]["policies"])
+    policies = _by_policy(cells)
+    title = f"{load}: E2E p95 ms by pace, * saturated; knee: up to it none is, nor over {limit_ms:,.0f} ms"
+    table = _table(
+        f"{title}, {_KNEE_TIMES:g} times the least at the first pace",
+        "knee",
+        *(f"{cell['load']['load']:g}" for cell in cells),
+    )
+    knees = {name: knee(runs, limit_ms) for name, runs in policies.items()}
+    for name, at in sorted(knees.items(), key=lambda item: -item[1] if item[1] > 0 else 0.0):
+        p95s = (
+            _number(run["e2e_ms"]["p95"]) + "*" * bool(run["saturated_seeds"]) for _, run in policies[name]
+        )
+        table.add_row(name, f"{at:g}" if at > 0 else "-", *p95s)
+    return table
+
+
+def _by_load(cells: Sequence[Values]) -> list[Panel]:
+    return [
+        Panel(
+            f"{name} p95",
+            "pace",
+            "ms",
+            {
+                policy: [(pace, run[metric]["p95"]) for pace, run in runs]
+                for policy, runs in _by_policy(cells).items()
+            },
+        )
+        for name, metric in (("TTFT", "ttft_ms"), ("E2E", "e2e_ms"))
+    ]
 
 
 def _tuned(tuning: Sequence[Values]) -> Table:

@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from epp.errors import EppError
+from epp.policies.gorgo import GorgoHillclimb
 from epp.policies.lodestar import Lodestar
-from epp_lab.compare.hillclimb import HILLCLIMB, EsPaper, hillclimb
+from epp_lab.compare.hillclimb import hillclimb
 from epp_lab.compare.learned import LEARNERS, Learning, Lesson, run_learned
 from epp_lab.compare.measure import METRICS, Figures, PolicyRun, figures, from_window
 from epp_lab.compare.plan import TUNING_SEED
 from epp_lab.sim.oracle import ORACLES
 from epp_lab.sim.run import policy_named, run_window
 from epp_lab.sim.scenario import EVENTS
+from epp_lab.tuner.hillclimb import EsPaper
 from epp_lab.tuner.search import Search
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ class PolicyChoice:
     """A policy as it is run.
 
     Attributes:
-        name: registered policy, yardstick, or `HILLCLIMB`.
+        name: registered policy or yardstick.
         weights: those that differ from its defaults.
         params: parameters that differ from its defaults.
         pickers: how many pickers run it.
@@ -97,9 +99,9 @@ def run_task(cell: PlanCell, fleet: FleetSpec, policy: PolicyChoice, seed: int) 
     options = replace(options, events=EVENTS[policy.events])
     options = options.with_queue() if policy.queue else options
     weights, lesson = policy.weights, None
-    if fleet.regions is not None and policy.name in (HILLCLIMB, *LEARNERS):
+    if fleet.regions is not None and policy.name in (GorgoHillclimb.name, *LEARNERS):
         raise EppError(f"{policy.name}: does not run on a fleet of regions")
-    if policy.name == HILLCLIMB:
+    if policy.name == GorgoHillclimb.name:
         result = hillclimb(requests, fleet, EsPaper(seed), seed=seed, options=options).run()
     elif isinstance(chosen := policy_named(policy.name, policy.params), Lodestar):
         learning = Learning(LEARNERS[policy.name])
@@ -169,7 +171,7 @@ class Tuned:
 
 def tunable(name: str) -> bool:
     """Check that a policy has weights to tune; one that learns has its heuristic's, or finds its own."""
-    return name not in (*ORACLES, HILLCLIMB) and name not in LEARNERS and bool(_specs(name))
+    return name not in (*ORACLES, GorgoHillclimb.name) and name not in LEARNERS and bool(_specs(name))
 
 
 def objective(run: Figures) -> float:

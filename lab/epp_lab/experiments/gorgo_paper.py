@@ -110,10 +110,15 @@ def run(cell: str, entry: str, seed: int) -> dict[str, float]:
     chosen = policy_named(policy.name, policy.params)
     found = run_window(generate(seed), FLEETS["paper"][1], chosen, policy.weights, seed=seed, options=options)
     ok = [one for one in found.requests if one.ok]
-    ttft_ms = percentile([one.ttft_ms - one.slip_ms for one in ok if one.ttft_ms is not None], 95)
-    e2e_s = percentile([one.e2e_ms - one.slip_ms for one in ok], 95) / 1e3
+    ttfts_ms = [one.ttft_ms - one.slip_ms for one in ok if one.ttft_ms is not None]
+    e2es_s = [(one.e2e_ms - one.slip_ms) / 1e3 for one in ok]
+    itls_ms = [one.itl_ms for one in ok if one.itl_ms is not None]
+    ttft_ms, e2e_s = percentile(ttfts_ms, 95), percentile(e2es_s, 95)
     published_ms, published_s = PUBLISHED[cell][entry]
     return {
+        **{f"TTFT p{q} ms": percentile(ttfts_ms, q) for q in (50, 99)},
+        **{f"E2E p{q} s": percentile(e2es_s, q) for q in (50, 99)},
+        **{f"ITL p{q} ms": percentile(itls_ms, q) for q in (50, 95)},
         "TTFT p95 ms": ttft_ms,
         "of published TTFT": ttft_ms / published_ms,
         "E2E p95 s": e2e_s,

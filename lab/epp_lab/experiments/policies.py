@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from epp_lab.compare.hillclimb import HILLCLIMB
+from epp.policies.gorgo import GorgoHillclimb
 from epp_lab.compare.simulate import PolicyChoice, run_task
 from epp_lab.conditions import CELLS, SEED, condition
 from epp_lab.experiment import Experiment
@@ -35,7 +35,7 @@ VARIANTS: Mapping[str, PolicyChoice] = {
     "prefix-cache engine 30 s": PolicyChoice("prefix-cache", params={"counts": "engine"}),
 }
 ENTRIES = (
-    *(CANDIDATE, "gorgo", HILLCLIMB, "session-affinity-hash256", "nearest", "least-load 30 s"),
+    *(CANDIDATE, "gorgo", GorgoHillclimb.name, "session-affinity-hash256", "nearest", "least-load 30 s"),
     *("least-load as written 30 s", "least-request 30 s", "least-request live", "least-request engine 30 s"),
     *("prefix-cache engine 30 s", "lmetric", "mooncake learned", "preble-e2", "gorgo-ms tuned"),
     *("mooncake learned tuned", "preble-e2 tuned", "dynamo tuned", "greedy-oracle-total"),

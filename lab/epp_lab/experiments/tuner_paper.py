@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from epp_lab.compare.fleets import calibrated
-from epp_lab.compare.hillclimb import BOX, START, EsPaper, hillclimb
+from epp_lab.compare.hillclimb import hillclimb
 from epp_lab.experiment import Experiment
 from epp_lab.sim.run import run_window
+from epp_lab.tuner.hillclimb import BOX, START, EsPaper
 from epp_lab.tuner_life import (
     HELD_OUT_SEED,
     OPEN,

@@ -62,8 +62,9 @@ class KvPublisher:
 
     def publish(self) -> None:
         """Publish what has changed, in one message."""
-        if self.changes and (events := list(self._events())):
-            self.changes.clear()
+        events = list(self._events())
+        self.changes.clear()
+        if events:
             message = self._number, _ENCODE([0.0, events, 0])
             self._kept.append(message)
             self._number += 1

@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Literal
 from epp.errors import ConfigError, EppError
 from epp.logs import LogSettings, configure
 from epp.ops.given import add_weight_arguments
+from epp.policies.gorgo import GorgoHillclimb
 from epp.server.process import SystemClock
 from epp_lab.compare.plan import number_from
 from epp_lab.sidecar.process import LockHeldError, Turn, lead_of, process_lock, require_lead
 from epp_lab.sidecar.setup import add_interval
+from epp_lab.tuner import hillclimb
+from epp_lab.tuner.hillclimb import Hillclimb
 from epp_lab.tuner.offline import BUDGET, ChildRehearsal, run_offline
 from epp_lab.tuner.setup import read_setup
 from epp_lab.tuner.state import OperatorAsked, OperatorRequest
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from epp_lab.tuner.state import What
 
 log = logging.getLogger("epp_lab.tuner")
+HILLCLIMB = "hillclimb"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,6 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of an offline rehearsal (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print an offline rehearsal as JSON")
+    parser.add_argument(
+        "--search",
+        choices=("guarded", HILLCLIMB),
+        help="hillclimb: the GORGO paper's search, which tries candidates on all requests (usual for policy "
+        "gorgo-hillclimb); guarded: one that rehearses and proves (usual for all others)",
+    )
     parser.add_argument("--reason", default="", help="why, for the log and the status (freeze, thaw)")
     add_interval(parser)
 
@@ -73,6 +83,9 @@ def run(arguments: argparse.Namespace) -> int:
             as_json=arguments.json,
         )
     setup = read_setup(arguments, looking=action != "run")
+    usual = HILLCLIMB if setup.policy == GorgoHillclimb.name else "guarded"
+    if (arguments.search or usual) == HILLCLIMB:
+        return _hillclimb(setup, action, arguments)
     if action == "run":
         return _run(setup, every_s=arguments.every, budget=arguments.budget)
     if action != "status":
@@ -125,6 +138,40 @@ def _do_now(setup: Setup, request: OperatorRequest) -> int:
     if not tuner.save():
         raise EppError("nothing was changed: the files cannot be written")
     print(f"done, no tuner is running: {tuner.state.phase}: {tuner.state.reason}")
+    return 0
+
+
+def _hillclimb(
+    setup: Setup, action: Literal["run", "status", "freeze", "thaw"], arguments: argparse.Namespace
+) -> int:
+    """Run the published search, show it, or do an operator's word to it."""
+    if action == "status":
+        for line in hillclimb.status_lines(setup.paths, time.time()):
+            print(line)
+        return 0
+    clock = SystemClock()
+    if action == "run":
+        configure(LogSettings())
+
+        def begin() -> Hillclimb:
+            log.info("hill climbing of %s: records of %s", setup.policy, setup.records)
+            return Hillclimb(setup, clock=clock, report=log.info, seed=arguments.seed)
+
+        with process_lock(setup.paths.lock, "tuner"):
+            Turn(begin, partial(lead_of, setup.config, setup.records), log.info).run(arguments.every)
+        return 0
+    require_lead(setup.config, setup.records)
+    request = OperatorRequest(action, arguments.reason)
+    try:
+        with process_lock(setup.paths.lock, "tuner"):
+            search = Hillclimb(setup, clock=clock, report=print)
+            search.obey()
+            search.handle(request)
+            if not search.save():
+                raise EppError("nothing was changed: the files cannot be written")
+    except LockHeldError:
+        ask(setup.paths, request)
+        print(f"asked the running search: {action}")
     return 0
 
 
