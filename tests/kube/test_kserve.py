@@ -35,19 +35,18 @@ if TYPE_CHECKING:
 ENTRY = Path(__file__).parents[2] / "deploy" / "image" / "app-epp"
 
 
-async def deployed(cluster: Cluster, *, tls: bool) -> tuple[dict[str, Any], str]:
-    """Apply what KServe applies: the picker's container, and its ServiceAccount's token."""
+async def deployed(stack: AsyncExitStack, cluster: Cluster, *, tls: bool) -> tuple[dict[str, Any], str]:
+    """Apply what KServe applies, for as long as the stack; return the picker's container and the account's token."""
     made = kserve.deployment(tls=tls)
     if not cluster.real:
         return made["spec"]["template"]["spec"]["containers"][0], ""
     for each in (*kserve.account(), made):
         await cluster.client.create(each)
+        stack.push_async_callback(cluster.client.delete, each)
     stored = await cluster.client.call("GET", objects.path_of(made, named=True))
     path = f"/api/v1/namespaces/{objects.NAMESPACE}/serviceaccounts/{kserve.ACCOUNT}/token"
     token: dict[str, Any] = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
     found = await cluster.client.call("POST", path, token)
-    for each in (*kserve.account(), made):
-        await cluster.client.delete(each)
     return stored["spec"]["template"]["spec"]["containers"][0], found["status"]["token"]
 
 
@@ -67,7 +66,7 @@ async def test_the_scheduler_that_kserve_deploys_picks_for_envoy(
         await cluster.client.create(kserve.pool(engine.port))
         pod = objects.pod("engine", labels=kserve.WORKLOAD, ports=(engine.port,))
         await cluster.client.run_pod(pod, "127.0.0.1")
-        container, token = await deployed(cluster, tls=tls)
+        container, token = await deployed(stack, cluster, tls=tls)
         url = f"{'https' if cluster.real else 'http'}://127.0.0.1:{cluster.server.port}"
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path / "kubeconfig", url, token=token)))
         assert container["command"].pop(0) == "/app/epp"
