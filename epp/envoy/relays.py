@@ -2,7 +2,7 @@
 
 Owns how the picker's path becomes a relay. The picker names its endpoint in a header, which clients cannot
 set, and the relays of that endpoint's region in metadata; Envoy takes these in their order, and without a
-take any relay, by load and by how many endpoints it has. What the relay says it was served by goes into
+decision any relay, by load and by how many endpoints it has. What the relay says it was served by goes into
 metadata for the access log, and no further.
 """
 

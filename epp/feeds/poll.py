@@ -260,7 +260,8 @@ class Poller:
         self._listing, self._listed_s = asyncio.Lock(), -math.inf
         alone = target.ranks == 1
         self._readers = {
-            name: MetricsReader(None if alone else rank) for rank, name in enumerate(target.endpoints)
+            name: MetricsReader(None if alone else rank, target.ranks)
+            for rank, name in enumerate(target.endpoints)
         }
         #: The first is asked: the one that was found, or else the next to try.
         self._metrics_paths = deque(target.metrics_paths)

@@ -418,12 +418,12 @@ class MetricsReader:
     later at the latest: then everything is read.
 
     Args:
-        rank: of the data-parallel ranks that the page shows, in order, the one to read, and what is of none;
-            None for all.
+        rank: the data-parallel rank to read, and what is of none; None for all.
+        ranks: how many there are.
     """
 
-    def __init__(self, rank: int | None = None) -> None:
-        self._rank = rank
+    def __init__(self, rank: int | None = None, ranks: int = 1) -> None:
+        self._rank, self._ranks = rank, ranks
         self._left = 0
         self._bytes = self._line_feeds = 0
         self._starts: list[bytes] = []
@@ -475,7 +475,7 @@ class MetricsReader:
         """Look at every line, and remember where the wanted ones are; what follows their series."""
         lines, all_read = _lines(text)
         if self._rank is not None:
-            lines = _of_rank(lines, self._rank)
+            lines = _of_rank(lines, self._rank, self._ranks)
         # One that does not read now may the next time.
         self._left, self._line_feeds = REMEMBERED_READINGS if all_read else 0, text.count(b"\n")
         self._starts = [text[line.begins : line.value_begins] for line in lines]
@@ -504,15 +504,16 @@ def _lines(text: bytes) -> tuple[list[_Line], bool]:
     return lines, all_read
 
 
-def _of_rank(lines: list[_Line], rank: int) -> list[_Line]:
+def _of_rank(lines: list[_Line], rank: int, ranks: int) -> list[_Line]:
     """Keep the lines of a rank, and those of none.
 
-    A node that serves some of many ranks shows their numbers among all; requests name them from 0 on.
+    A node that serves some of many ranks shows their numbers among all; requests name them from 0 on. Which
+    these are is known once all of them are shown, as an engine may show one only after its first request.
     """
     told = [b"".join(line.labels.get(label, b"") for label in RANKS) for line in lines]
-    ranks = sorted({name for name in told if name.isdigit()}, key=int)
-    wanted = (b"", *ranks[rank : rank + 1])
-    return [line for line, name in zip(lines, told, strict=True) if name in wanted]
+    shown = sorted({int(name) for name in told if name.isdigit()})
+    number = shown[rank] if len(shown) == ranks else rank
+    return [line for line, name in zip(lines, told, strict=True) if name in (b"", b"%d" % number)]
 
 
 def _read(rest: bytes, *, quoted: bool) -> tuple[Labels, int] | None:

@@ -354,8 +354,13 @@ def test_a_rank_s_numbers_are_those_under_its_label_and_those_of_all(
         name.encode(),
         second,
     )
-    readers = [MetricsReader(rank) for rank in range(3)]
+    readers = [MetricsReader(rank, 2) for rank in range(2)]
     for shown, other in ((page, 7.0), (page.replace(b" 7", b" 8"), 8.0)):
         samples = [reader.read(shown) for reader in readers]
-        assert [each.running for each in samples] == [3.0, other, None]
+        assert [each.running for each in samples] == [3.0, other]
         assert {each.process_start_time_s for each in samples} == {5.0}
+
+
+def test_a_rank_that_alone_is_shown_is_the_one_of_its_number() -> None:
+    page = b'sglang:num_running_reqs{dp_rank="1"} 7\n'
+    assert [MetricsReader(rank, 2).read(page).running for rank in range(2)] == [None, 7.0]
