@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 POLICIES = [
     "dynamo",
     "gorgo",
+    "gorgo-hillclimb",
     "gorgo-ms",
     "gorgo-v1",
     "laar",
