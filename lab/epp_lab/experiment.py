@@ -228,10 +228,14 @@ def _log_ratios(values: Floats, baseline: Floats) -> Floats:
 
 
 def interval(values: Floats) -> tuple[float, float, float]:
-    """Return the mean of the known values and the ends of its interval, NaN for fewer than three values."""
+    """Return the mean of the known values and the ends of its interval, NaN for fewer than three values.
+
+    Where most are the same, the ends are the least and the most: a studentised bootstrap wants variance.
+    """
     known = values[~np.isnan(values)]
     if len(known) > 2:
-        return mean_interval(known)
+        same = np.count_nonzero(known == np.median(known))
+        return mean_interval(known) if 2 * same <= len(known) else (known.mean(), known.min(), known.max())
     return float(known.mean()) if len(known) else math.nan, math.nan, math.nan
 
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 import pytest
 
 from epp.cli import main as cli
-from epp_lab.experiment import CellRun, Experiment, execute, find, main, names, read_kept, table
+from epp_lab.experiment import CellRun, Experiment, execute, find, interval, main, names, read_kept, table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -136,3 +137,8 @@ def test_the_list_tells_what_kept_runs_took(
     kept.write_bytes(b"".join(msgspec.json.encode(run) + b"\n" for run in runs))
     assert cli(["lab", "experiments", "--list"]) == 0
     assert "1.5 min  measured here, for the 2 runs kept" in capsys.readouterr().out
+
+
+def test_the_interval_of_seeds_that_are_mostly_the_same_is_their_range() -> None:
+    values = np.array([0.0] * 8 + [0.01, -0.002])
+    assert interval(values) == pytest.approx((0.0008, -0.002, 0.01))

@@ -315,7 +315,7 @@ EXPERIMENT = Experiment(
     run=run,
     seeds=10,
     on_request=tuple(_LAST),
-    events=("failed",),
+    ranges=("failed",),
     minutes=120,
     summary=goals,
 )
