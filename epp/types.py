@@ -12,6 +12,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence  # noqa: TC003  # msgspec reads annotations at run time
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from msgspec import Struct
@@ -136,6 +137,13 @@ def split_rank(name: str) -> tuple[str, str]:
     """Split an endpoint's name into what Envoy knows, its address, and its rank there, ``""`` for none."""
     address, _, rank = name.partition("@")
     return address, rank
+
+
+@lru_cache(maxsize=256)
+def ranks_of(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Tell the rank of each of these endpoints; empty where none has one."""
+    ranks = tuple(split_rank(name)[1] for name in names)
+    return ranks if any(ranks) else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ class Resolver:
         self._under_way: set[str] = set()
         self._wake = asyncio.Event()
         #: Whether Envoy calls any endpoint otherwise than we, and whether any has further addresses.
-        self.any_names = self.any_aliases = False
+        self.renames = self.any_aliases = False
         #: Called when a name resolves to something else, and when it first does not, by name.
         self.on_change: dict[str, Callable[[], None]] = {}
 
@@ -52,7 +52,7 @@ class Resolver:
         wanted = {address: split_address(address) for address, _ in parts.values()}
         self._names = {address: pair for address, pair in wanted.items() if not is_ip(pair[0])}
         self._ranks = frozenset(name for name, (_, rank) in parts.items() if rank)
-        self.any_names = bool(self._names or self._ranks)
+        self.renames = bool(self._names or self._ranks)
         self._known = {address: ip for address, ip in self._known.items() if address in self._names}
         self._failing &= self._names.keys()
         self._wake.set()
@@ -78,15 +78,15 @@ class Resolver:
         """Whether any name's first look-up is still under way."""
         return not self._names.keys() <= self._known.keys() | self._failing
 
-    def endpoint_of(self, upstream: str, picked: str = "") -> str:
+    def endpoint_of(self, upstream: str, chosen: str = "") -> str:
         """Find the endpoint that Envoy calls ``upstream``; itself when it is neither name nor alias.
 
-        Of several ranks at its address that one has a request which the chosen one would have, too.
+        Of several ranks at its address it is the one with the number of the chosen endpoint's rank.
         """
         known = self._aliases.get(upstream, upstream)
         if self._known:
             known = next((address for address, ip in self._known.items() if ip == known), known)
-        ranked = f"{known}@{split_rank(picked)[1]}"
+        ranked = f"{known}@{split_rank(chosen)[1]}"
         return ranked if ranked in self._ranks else known
 
     def names_of(self, host: str, port: int | None) -> list[str]:

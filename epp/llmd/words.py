@@ -89,8 +89,11 @@ def endpoint_scores(
     """A score for each priced endpoint, higher is better, for readers who know llm-d's.
 
     Of `llm-d` and of policies with a term ``score`` it is llm-d's own weighted sum of scores, of any other
-    policy the negated cost.
+    policy the negated cost. Of ranks that share an address the best one's counts.
     """
     whole = sum(weights.values()) if policy == "llm-d" else 0.0
     scores = ranking.terms.get("score", whole - ranking.costs)
-    return dict(zip(endpoints, scores.tolist(), strict=True))
+    found: dict[str, float] = {}
+    for endpoint, score in zip(endpoints, scores.tolist(), strict=True):
+        found[endpoint] = max(score, found.get(endpoint, score))
+    return found

@@ -9,14 +9,14 @@ full as the worse of its ends: so all pairs are a few sums of matrices.
 from __future__ import annotations
 
 from collections import Counter
-from functools import lru_cache, reduce
+from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from epp.keyed_uniform import keyed_uniform
-from epp.types import BACKLOG_MS, TOKEN_MS, Role, split_rank
+from epp.types import BACKLOG_MS, TOKEN_MS, Role, ranks_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -86,13 +86,8 @@ def groups_of(role: Role, seen: Snapshot) -> Iterable[tuple[str, ...]]:
     encoder no header (source: ``connector_nixlv2.go``, ``connector_sglang.go``, ``connector_ec_common.go``).
     """
     none = ("",) * len(seen)
-    ranks = _ranks(seen.endpoints) if role is Role.PREFILL else none
-    return zip(seen.regions, seen.revisions or none, seen.models or none, ranks, strict=True)
-
-
-@lru_cache(maxsize=256)
-def _ranks(names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(split_rank(name)[1] for name in names)
+    ranks = ranks_of(seen.endpoints) if role is Role.PREFILL else none
+    return zip(seen.regions, seen.revisions or none, seen.models or none, ranks or none, strict=True)
 
 
 def soonest(workers: Snapshot, prefills: Prefills, draw: float) -> Rows:

@@ -524,7 +524,7 @@ class Director:
         endpoints = self._destinations(request, decision, last_resort=self._lists and not allowed)
         if decision.bound:
             allowed[BOUND_HEADER] = "true"
-        if resolver.any_names:
+        if resolver.renames:
             endpoints = [resolver.known_as(name) for name in endpoints]
         if others:
             endpoints = [others.get(address, address) for address in endpoints]
@@ -537,7 +537,8 @@ class Director:
         if not request.headers.get(REQUEST_ID_HEADER):
             pick.set_headers[REQUEST_ID_HEADER] = decision.id
         if protocol.emit_scores:
-            names = [others.get(name) or resolver.known_as(name) for name in decision.snapshot.endpoints]
+            known = map(resolver.known_as, decision.snapshot.endpoints)
+            names = [others.get(address, address) for address in known]
             pick.scores = endpoint_scores(names, decision.ranking, decision.policy, decision.weights)
         if self._session_tokens:
             token = b64encode(decision.endpoint.encode()).decode()
@@ -573,7 +574,7 @@ class Director:
     def _understood(self, subset: Subset) -> Subset:
         """Add our endpoints that a subset lists by what their names resolve to, or by another address."""
         resolver, names = self.resolver, list[str]()
-        if resolver.any_names:
+        if resolver.renames:
             names += [name for entry in subset.entries for name in resolver.names_of(entry.host, entry.port)]
         if resolver.any_aliases:
             names += resolver.aliases_in(subset)
@@ -627,7 +628,7 @@ class Director:
         self, decision_id: str, status: int, served: str = "", retry_after: str = ""
     ) -> None:
         """Take response headers, of the endpoint ``served`` where the proxy names it."""
-        known = self.resolver.endpoint_of(served, self.scheduler.picked(decision_id)) if served else ""
+        known = self.resolver.endpoint_of(served, self.scheduler.chosen_for(decision_id)) if served else ""
         where = self.scheduler.response_started(decision_id, status, known)
         if where:
             self.outcomes.answered(decision_id, where, status, retry_after)

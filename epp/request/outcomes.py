@@ -244,9 +244,9 @@ class Outcomes:
             now_s = self._clock.mono_s()
             outcome = self._scheduler.end(report.decision_id, report.cause.value, now_s, report_follows=True)
         if outcome is not None:
-            outcome = self._merged(outcome, report, report.usage if counted else NO_USAGE)
+            outcome = self._merged(outcome, report, served, report.usage if counted else NO_USAGE)
         before = self._unreported.get(report.decision_id, before)
-        self._judge(report, before, outcome)
+        self._judge(report, served, before, outcome)
         if outcome is None:
             if report.decision_id in self._finished:  # the stream told it all, and this report of it is due
                 self._finished[report.decision_id] = _REPORTED
@@ -294,11 +294,14 @@ class Outcomes:
         self._scheduler.settle(outcome)
         self._publish(outcome)
 
-    def _merged(self, outcome: Outcome, report: Report, reported: Usage) -> Outcome:
-        """Merge an outcome with its report, which goes first; ``reported`` is its usage unless refused."""
+    def _merged(self, outcome: Outcome, report: Report, served: str, reported: Usage) -> Outcome:
+        """Merge an outcome with its report, which goes first.
+
+        ``served`` is the endpoint that it names, ``reported`` its usage unless refused.
+        """
         facts: dict[str, Any] = {"cause": report.cause.value}
         if report.served:
-            facts["served"] = self._endpoint(report.decision_id, report.served)
+            facts["served"] = served
             facts["attempts"] = report.attempts or None
         if report.status:
             facts["status"], facts["response_bytes"] = report.status, report.response_bytes
@@ -324,7 +327,7 @@ class Outcomes:
         # NaN where Envoy saw no first token
         return with_itl(merged, report.e2e_ms - report.ttft_ms, Source.ENVOY)
 
-    def _judge(self, report: Report, before: _Verdict, outcome: Outcome | None) -> None:
+    def _judge(self, report: Report, served: str, before: _Verdict, outcome: Outcome | None) -> None:
         """Count what the request says of the endpoints that it was tried on, less what was counted before.
 
         A response that the stream showed is in Envoy's report as well: counted twice, three failures would
@@ -333,7 +336,7 @@ class Outcomes:
         datastore, now_s = self._scheduler.datastore, self._clock.mono_s()
         empty = outcome is not None and outcome.empty
         tried = self._attempts.get(report.decision_id, ())
-        for verdict, how in self._verdicts(report, empty=empty).items():
+        for verdict, how in self._verdicts(report, served, empty=empty).items():
             where, failed = verdict
             # What the stream showed to be empty is a good answer to Envoy.
             if verdict not in (before, (before[0], False)) and not (failed and where in tried):
@@ -341,25 +344,24 @@ class Outcomes:
                 self._count_parts(outcome, where, failed, how) if by_answer else self._count(
                     where, failed, how, now_s
                 )
-        served = self._endpoint(report.decision_id, report.served)
         if report.failure is not None and report.cause is Termination.FAILED_ANSWER:
             self.answered(report.decision_id, served, report.failure.status, FULL_PAUSE_S)
         slot = datastore.slot_of(served)
         if slot is not None and report.connected_anew and not math.isnan(report.connect_ms):
             datastore.rtt.connected(slot, report.connect_ms, now_s)
 
-    def _verdicts(self, report: Report, *, empty: bool) -> dict[_Verdict, str]:
+    def _verdicts(self, report: Report, served: str, *, empty: bool) -> dict[_Verdict, str]:
         """List what a report says of which endpoint, and how it failed, for the log."""
         found: dict[_Verdict, str] = {}
         first = report.picked[0] if report.picked else ""
-        picked, served = (self._endpoint(report.decision_id, name) for name in (first, report.served))
+        chosen = self._endpoint(report.decision_id, first)
         # A relay goes on from an engine that refused as well, and does not say.
         if report.attempts > 1 and first != report.served:
-            found[picked, True] = "went on to another endpoint"
+            found[chosen, True] = "went on to another endpoint"
         if self._scheduler.datastore.slot_of(served) is None:
             # A relay that was not reached, or broke off: so is the way to the chosen endpoint.
             if report.attempts == 1 and report.cause in _ENDPOINT_FAILED:
-                found[picked, True] = report.cause.value
+                found[chosen, True] = report.cause.value
         elif report.cause in _ENDPOINT_FAILED:
             found[served, True] = report.cause.value
         elif (report.failure or report).status >= _SERVER_ERROR:
@@ -371,7 +373,7 @@ class Outcomes:
     def _endpoint(self, decision_id: str, upstream: str) -> str:
         """Find the endpoint that Envoy calls ``upstream`` in what it tells of a request."""
         told = self._finished.get(decision_id) or self._unreported.get(decision_id) or _NOTHING
-        return self._resolver.endpoint_of(upstream, self._scheduler.picked(decision_id) or told[0])
+        return self._resolver.endpoint_of(upstream, self._scheduler.chosen_for(decision_id) or told[0])
 
     def _judge_stream(self, outcome: Outcome) -> _Verdict:
         """Count what a response that the stream showed says of its endpoint; what was counted."""

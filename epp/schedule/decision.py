@@ -19,7 +19,7 @@ from epp.policies.base import WORTH_TERM, Ties
 from epp.policies.pairs import groups_of
 from epp.policies.registry import draws, params_of
 from epp.schedule.propensities import propensities
-from epp.schedule.select import select, with_local
+from epp.schedule.select import kinds_of, select, with_local
 from epp.signals.duration import Duration, predict_duration
 from epp.types import (
     CACHED_SOURCES,
@@ -29,7 +29,6 @@ from epp.types import (
     PREFILLS,
     RTT_SOURCES,
     Role,
-    split_rank,
 )
 
 if TYPE_CHECKING:
@@ -258,8 +257,6 @@ def legs_of(
     role = Role.WHOLE if prefiller is None else Role.DECODE
     if seen.workers:
         fallbacks = _fitting(seen, chosen, fallbacks, legs)
-    rank = split_rank(seen.endpoints[chosen])[1]  # the header that names it stays where Envoy goes on
-    fallbacks = tuple(row for row in fallbacks if split_rank(seen.endpoints[row])[1] == rank)
     return (*legs, Leg(chosen, fallbacks[:most], role, request.decision_id, expected))
 
 
@@ -579,10 +576,11 @@ def rerun(decision: Decision, policy: Policy, tolerance: float = 0.0) -> Decisio
         decision.slow_start_weights,
         decision.snapshot.endpoints,
         tolerance=band,
-        fallbacks=MAX_LISTED - 1,  # those that do not fit are left out afterwards
+        # Of pairs those that do not fit are left out afterwards.
+        fallbacks=MAX_LISTED - 1 if decision.snapshot.workers else len(decision.fallbacks),
         seed=decision.seed,
         key=decision.id,
-        upstream_models=decision.snapshot.models,
+        kinds=kinds_of(decision.snapshot),
     )
     if PEER_CLASS in decision.snapshot.engine_classes:
         selection = with_local(selection, ranking.costs, decision.snapshot)

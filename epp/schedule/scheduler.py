@@ -34,7 +34,7 @@ from epp.schedule.feedback import (
 )
 from epp.schedule.filters import Filters
 from epp.schedule.prompt_roots import PromptRoots
-from epp.schedule.select import LEAST_SHARE, select, with_local
+from epp.schedule.select import LEAST_SHARE, kinds_of, select, with_local
 from epp.signals.datastore import Datastore
 from epp.signals.duration import transfer_ms
 from epp.signals.links import token_ms
@@ -314,16 +314,15 @@ class Scheduler:
         ranking = policy.rank(request, seen, values, settings.seed)
         shares = self._slow_start_weights(found.slots, now_s)
         band = settings.tolerance if policy.ties is Ties.BAND else 0.0
-        most = MAX_LISTED - 1 if found.bound and settings.fallbacks else settings.fallbacks
         selection = select(
             ranking.costs,
             shares,
             seen.endpoints,
             tolerance=band,
-            fallbacks=MAX_LISTED - 1 if most and self.filters.has_ranks else most,
+            fallbacks=MAX_LISTED - 1 if found.bound and settings.fallbacks else settings.fallbacks,
             seed=settings.seed,
             key=request.decision_id,
-            upstream_models=found.served_models,
+            kinds=kinds_of(seen),
         )
         if self.datastore.remote is not None:
             selection = with_local(selection, ranking.costs, seen)
@@ -340,7 +339,7 @@ class Scheduler:
             tolerance=band,
             ranking=ranking,
             slow_start_weights=shares,
-            legs=legs_of(request, seen, selection.chosen, selection.fallbacks, ranking.partners, most=most),
+            legs=legs_of(request, seen, selection.chosen, selection.fallbacks, ranking.partners),
             tied=selection.tied,
             slow_start_excluded=selection.slow_start_excluded,
             arm=arm,
@@ -640,7 +639,7 @@ class Scheduler:
         entry = self._known(decision_id)
         return {} if entry is None else entry.workers
 
-    def picked(self, decision_id: str) -> str:
+    def chosen_for(self, decision_id: str) -> str:
         """Return the endpoint chosen for a request, until it is settled; ``""`` then."""
         entry = self._known(decision_id)
         return "" if entry is None else entry.leg.endpoint

@@ -8,7 +8,7 @@ Pure functions over columns. The order of events, which `epp.schedule.propensiti
 2. The best admitted cost opens a band; every admitted endpoint within it is equally likely.
 3. Fallbacks are the other admitted endpoints by cost, then the endpoints that were not admitted, those with
    a share first. Where engines have different names for the model only those follow that use the chosen
-   endpoint's: a body is written once.
+   endpoint's: a body is written once. The same holds for data-parallel ranks, which a header names.
 4. Where the chosen endpoint is a peer region and so are all fallbacks, the last of them gives way to the
    cheapest local endpoint: a region that refuses or cannot be reached costs no more than its round trip.
 """
@@ -22,10 +22,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from epp.keyed_uniform import keyed_uniform
-from epp.types import PEER_CLASS
+from epp.types import PEER_CLASS, ranks_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
     from epp.types import Flags, Floats, Snapshot
 
@@ -68,7 +68,7 @@ def select(
     fallbacks: int,
     seed: int,
     key: str,
-    upstream_models: Sequence[str] = (),
+    kinds: Sequence[Hashable] = (),
 ) -> Selection:
     """Choose among endpoints.
 
@@ -80,9 +80,9 @@ def select(
         fallbacks: how many further choices to name.
         seed: seed of the draws.
         key: decision id.
-        upstream_models: what each one's engine calls the model; empty when all use one name.
+        kinds: of each, as `kinds_of` tells them.
     """
-    if slow_start_weights is None and not upstream_models and len(costs) <= _FEW:
+    if slow_start_weights is None and not kinds and len(costs) <= _FEW:
         return _select_few(costs.tolist(), tolerance=tolerance, fallbacks=fallbacks, seed=seed, key=key)
     excluded: tuple[int, ...] = ()
     admitted_costs = costs
@@ -98,15 +98,23 @@ def select(
     if len(tied) > 1:
         chosen = int(tied[int(keyed_uniform(seed, key, "tie") * len(tied))])
     order: tuple[int, ...] = ()
-    if fallbacks and upstream_models:
-        name = upstream_models[chosen]
-        rows = np.array([row for row, other in enumerate(upstream_models) if other == name], dtype=np.intp)
+    if fallbacks and kinds:
+        rows = np.array([row for row, kind in enumerate(kinds) if kind == kinds[chosen]], dtype=np.intp)
         place = int(np.searchsorted(rows, chosen))
         near = _cheapest(admitted_costs[rows], costs[rows], place, fallbacks)
         order = tuple(int(rows[index]) for index in near)
     elif fallbacks:
         order = tuple(_cheapest(admitted_costs, costs, chosen, fallbacks))
     return Selection(chosen, order, len(tied), excluded)
+
+
+def kinds_of(seen: Snapshot) -> Sequence[Hashable]:
+    """Tell what fallbacks have in common with the chosen endpoint: its name for the model, and its rank.
+
+    Empty where all do.
+    """
+    ranks = ranks_of(seen.endpoints)
+    return list(zip(seen.models or ranks, ranks, strict=True)) if ranks else seen.models
 
 
 def with_local(selection: Selection, costs: Floats, snapshot: Snapshot) -> Selection:

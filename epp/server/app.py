@@ -530,7 +530,7 @@ class App:
                 first_token = self._first_tokens.listen(listen.first_token, tls)
         self._listen_to_engines()
         self.tasks.start("watch files", watch([*self._files, *self._tls.watched]))
-        if self._relays is not None and self._relays.resolver.any_names:
+        if self._relays is not None and self._relays.resolver.renames:
             self.tasks.start("resolve relays", self._relays.resolver.run())
         if self._cluster is not None:
             self.tasks.start("follow the cluster", self._cluster.run())

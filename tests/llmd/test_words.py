@@ -46,3 +46,8 @@ def test_scores_of_the_same_formulas_are_llm_ds_own_and_others_higher_for_the_ch
     ranking = Ranking(np.array([3.0, 5.5]), {term: np.array([0.25, 0.5])})
     found = words.endpoint_scores(("a:1", "b:1"), ranking, policy, weights)
     assert found == {"a:1": scores[0], "b:1": scores[1]}
+
+
+def test_of_ranks_that_share_an_address_the_best_score_counts() -> None:
+    ranking = Ranking(np.array([3.0, 5.5, 1.0]), {})
+    assert words.endpoint_scores(("a:1", "a:1", "b:1"), ranking, "gorgo", {}) == {"a:1": -3.0, "b:1": -1.0}

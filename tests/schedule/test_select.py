@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.schedule.select import Selection, select
+from epp.schedule.select import Selection, kinds_of, select, with_local
+from epp.types import PEER_CLASS
+from tests.kit.fleets import fleet_view
 
 
 def pick(costs: list[float], key: str = "id", **options: Any) -> Selection:
@@ -73,7 +75,7 @@ def test_fallbacks_use_the_picks_model_name_and_nothing_else_changes(
         [s for _, _, s in rows],
     )
     free = pick(costs, shares=shares, fallbacks=len(rows))
-    bound = pick(costs, shares=shares, fallbacks=fallbacks, upstream_models=served)
+    bound = pick(costs, shares=shares, fallbacks=fallbacks, kinds=served)
     assert (bound.chosen, bound.tied, bound.slow_start_excluded) == (
         free.chosen,
         free.tied,
@@ -94,3 +96,21 @@ def test_who_has_no_share_beside_others_is_never_chosen_and_comes_last() -> None
     alone = pick([1.0, 2.0], shares=[0.0, 1.0])
     assert (alone.chosen, alone.fallbacks) == (1, (0,)), "better one without proof than none"
     assert pick(costs, shares=[0.0] * 4).chosen == 0
+
+
+def test_fallbacks_are_of_the_chosen_rank_however_many_of_others_are_cheaper() -> None:
+    names = [f"10.0.0.{host}:8000@{rank}" for host in range(3) for rank in range(64)]
+    costs = [float(name.endswith("@0")) for name in names]
+    costs[1] = -1.0  # of the first host's rank 1
+    selection = pick(costs, kinds=kinds_of(fleet_view(len(names), names=names)))
+    assert [names[row] for row in (selection.chosen, *selection.fallbacks)] == [
+        f"10.0.0.{host}:8000@1" for host in range(3)
+    ]
+
+
+def test_a_peer_s_last_resort_is_any_rank_here() -> None:
+    names = ["peer", "10.0.0.1:8000@0", "10.0.0.1:8000@1"]
+    seen = fleet_view(3, names=names, engine_classes=[PEER_CLASS, "", ""])
+    costs = [1.0, 3.0, 2.0]
+    selection = with_local(pick(costs, kinds=kinds_of(seen)), np.array(costs), seen)
+    assert (selection.chosen, selection.fallbacks) == (0, (2,))

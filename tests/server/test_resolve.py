@@ -52,7 +52,7 @@ async def test_a_failure_keeps_the_last_good_answer_and_is_told_once(
     assert "".join(own_lines(caplog)).count("cannot resolve") == 1
     resolver.set_pool([])
     assert resolver.known_as("gpu.example:8000") == "gpu.example:8000"
-    assert not resolver.any_names
+    assert not resolver.renames
 
 
 async def test_no_name_waits_for_another_and_none_is_asked_twice_at_once(
