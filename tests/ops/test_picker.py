@@ -210,6 +210,24 @@ async def test_endpoints_of_a_cluster_are_those_that_the_picker_tells(tmp_path: 
     assert "3 endpoints from the cluster, as the picker tells them" in noted(report)
 
 
+async def test_ranks_are_known_by_the_names_that_the_picker_has_for_them(tmp_path: Path) -> None:
+    ranks = page().replace('"b:1"', '"c:1@0"').replace('"c:1"', '"c:1@1"')
+    specs = {"a:1": EndpointSpec(address="a:1"), "c:1": EndpointSpec(address="c:1", ranks=2)}
+    found = examine(Context(config=Config(), specs=specs, metrics=Page(ranks))).found
+    assert not [what for what in said(found) if "c:1" in what]
+    file = tmp_path / "epp.yaml"
+    file.write_text("pool: {kubernetes: {pool_name: llama}}\n")
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(text=ranks if request.path == "/metrics" else "ok")
+
+    site = web.Application()
+    site.router.add_get("/{path}", answer)
+    async with TestServer(site) as server:
+        told = said(await examined(*load(file), picker_url=str(server.make_url("")).rstrip("/")))
+    assert any(what.startswith("no metrics from c:1: ") for what in told)
+
+
 def test_workers_count_as_one_picker() -> None:
     found = Page(
         "# TYPE a gauge\n"

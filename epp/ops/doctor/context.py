@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from epp.errors import UnreadableError
+from epp.types import ranked
 from epp.wire import read
 
 if TYPE_CHECKING:
@@ -204,7 +205,7 @@ class Traffic:
         reuse: the same as a share of all prompt tokens.
         spread_ms: median distance between the nearest and the farthest candidate.
         ttft_ms: median time to the first token, None when none was seen.
-        cached_known: endpoints whose answers told cached tokens.
+        cached_known: addresses whose answers told cached tokens.
     """
 
     requests: int
@@ -247,6 +248,11 @@ class Context:
     no_dump: str = ""
     kernel: Kernel | None = None
     traffic: Traffic | None = None
+
+    @property
+    def endpoints(self) -> dict[str, EndpointSpec]:
+        """Map the names that the picker has for endpoints to the pool's: each data-parallel rank has one."""
+        return {name: spec for address, spec in self.specs.items() for name in ranked(address, spec.ranks)}
 
     @property
     def page(self) -> Page:

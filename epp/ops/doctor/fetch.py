@@ -11,6 +11,7 @@ import os
 import secrets
 import subprocess
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
@@ -29,6 +30,7 @@ from epp.ops.doctor.context import Answer, Engine, Kernel, Page
 from epp.ops.doctor.envoy_dump import Envoy, is_dump
 from epp.ops.doctor.network import SYSCTLS, far_regions, is_envoys, parse_route
 from epp.signals.metrics_text import is_exposition, parse_metrics
+from epp.types import split_rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -98,8 +100,11 @@ async def _with_picker(context: Context, http: aiohttp.ClientSession) -> Context
         return replace(context, ready=ready)
     specs = context.specs
     if (cluster := context.config.pool.kubernetes) is not None:
-        known = page.by("epp_endpoint_unavailable", "endpoint")
-        specs = {address: EndpointSpec(address=address, tls=cluster.tls) for address in known}
+        known = Counter(split_rank(name)[0] for name in page.by("epp_endpoint_unavailable", "endpoint"))
+        specs = {
+            address: EndpointSpec(address=address, tls=cluster.tls, ranks=ranks)
+            for address, ranks in known.items()
+        }
     return replace(context, ready=ready, metrics=page, specs=specs)
 
 

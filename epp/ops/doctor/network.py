@@ -16,7 +16,7 @@ from epp.config.address import is_ip, is_loopback, split_address
 from epp.config.relays import STREAM_WINDOW_BYTES
 from epp.ops.doctor.context import ENOUGH, Kernel, Route, advice, note
 from epp.ops.doctor.envoy_dump import messages
-from epp.types import FIRST_FLIGHT_BYTES
+from epp.types import FIRST_FLIGHT_BYTES, split_rank
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -87,14 +87,14 @@ def far_regions(context: Context) -> dict[str, Far]:
     """Find far regions by name, an endpoint without one by its address, by the RTTs that the picker has."""
     rtts: dict[str, dict[str, float]] = {}
     measured = context.metrics.by("epp_endpoint_rtt_seconds", "endpoint") if context.metrics else {}
-    for address in measured.keys() & context.specs.keys():
-        rtts.setdefault(context.specs[address].region or address, {})[address] = measured[address]
+    for address in measured.keys() & context.endpoints.keys():
+        rtts.setdefault(context.endpoints[address].region or address, {})[address] = measured[address]
     found = {}
     for region, by_address in sorted(rtts.items()):
         nearest_s = min(by_address.values())
         relay = context.config.relays.regions.get(region)
         names = [relay] if relay else sorted(by_address)
-        hosts = dict.fromkeys(split_address(name)[0] for name in names)
+        hosts = dict.fromkeys(split_address(split_rank(name)[0])[0] for name in names)
         away = tuple(host for host in hosts if not is_loopback(host))
         # What this machine itself answers late is busy, or plays at being far.
         if nearest_s >= LONG_S and away:

@@ -128,7 +128,7 @@ def endpoints(context: Context) -> Findings:
     ejected = context.page.by("epp_endpoint_unavailable", "endpoint", reason="ejected")
     if context.config.pool.kubernetes is not None:
         yield note(f"{len(ejected)} endpoints from the cluster, as the picker tells them")
-    if missing := sorted(context.specs.keys() - ejected.keys()):
+    if missing := sorted(context.endpoints.keys() - ejected.keys()):
         yield error(
             f"the picker does not know {', '.join(missing)} of the endpoints file",
             "these get no requests",
@@ -176,8 +176,10 @@ def freshness(context: Context) -> Findings:
     """Check that the picker has engines' metrics, and no old ones."""
     scrape, page = context.config.scrape, context.page
     ages = page.by("epp_endpoint_engine_age_seconds", "endpoint")
-    known = context.specs.keys() & page.by("epp_endpoint_unavailable", "endpoint", reason="ejected").keys()
-    old = sorted(a for a in ages.keys() & context.specs.keys() if ages[a] > scrape.stale_after_s)
+    known = (
+        context.endpoints.keys() & page.by("epp_endpoint_unavailable", "endpoint", reason="ejected").keys()
+    )
+    old = sorted(a for a in ages.keys() & context.endpoints.keys() if ages[a] > scrape.stale_after_s)
     never = sorted(known - ages.keys()) if scrape.interval_s else []
     if old or never:
         yield warning(
@@ -190,14 +192,14 @@ def freshness(context: Context) -> Findings:
 def round_trips(context: Context) -> Findings:
     """Check the measured RTT of each endpoint against the network and the pool."""
     rtts = context.page.by("epp_endpoint_rtt_seconds", "endpoint")
-    if unknown := sorted(context.specs.keys() - rtts.keys()):
+    if unknown := sorted(context.endpoints.keys() - rtts.keys()):
         yield warning(
             f"the RTT to {', '.join(unknown)} is not known",
             "they count as far as the farthest",
             "probes need a warm connection: keep-alive longer than probe.interval_s; or state rtt_ms",
         )
     for address, rtt_s in sorted(rtts.items()):
-        spec = context.specs.get(address)
+        spec = context.endpoints.get(address)
         stated_ms = spec.rtt_ms if spec is not None else None
         if rtt_s > FAR_S:
             yield warning(
@@ -220,8 +222,8 @@ def regions(context: Context) -> Findings:
     """Check that endpoints of one region are about as far."""
     by_region: dict[str, list[float]] = {}
     for address, rtt_s in context.page.by("epp_endpoint_rtt_seconds", "endpoint").items():
-        if address in context.specs and context.specs[address].region:
-            by_region.setdefault(context.specs[address].region, []).append(rtt_s)
+        if address in context.endpoints and context.endpoints[address].region:
+            by_region.setdefault(context.endpoints[address].region, []).append(rtt_s)
     for region, values in by_region.items():
         low_s, high_s = min(values), max(values)
         if high_s - low_s > SAME_REGION_S and high_s > SAME_REGION_FACTOR * low_s:
@@ -335,7 +337,9 @@ def cached_counts(context: Context) -> Findings:
 def hit_ratios(context: Context) -> Findings:
     """Check that each engine has about the cached tokens expected of it."""
     ratios = context.page.by("epp_endpoint_hit_ratio", "endpoint")
-    low = sorted(address for address in ratios.keys() & context.specs.keys() if ratios[address] < LOW_HITS)
+    low = sorted(
+        address for address in ratios.keys() & context.endpoints.keys() if ratios[address] < LOW_HITS
+    )
     if low and context.page.decisions:
         told = ", ".join(f"{address} {ratios[address]:.0%}" for address in low)
         yield warning(

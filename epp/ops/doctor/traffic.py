@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from epp.ops.doctor.context import ENOUGH, NotFetchedError, Traffic, advice, note
 from epp.policies.base import Need
 from epp.policies.registry import create
+from epp.types import split_rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -41,7 +42,7 @@ def measure(records: Iterable[Mapping[str, Any]]) -> Traffic:
             if record["ttft_ms"] is not None:
                 ttfts.append(record["ttft_ms"])
             if record["cached_tokens"] is not None:
-                known.add(record.get("served") or record["endpoint"])
+                known.add(split_rank(record.get("served") or record["endpoint"])[0])
         elif record["kind"] == "decision" and (tokens := record["request"]["prompt_tokens"]):
             prompts.append(tokens)
             unknown = record["unknown"].get("rtt_ms", ())
