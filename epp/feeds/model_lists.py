@@ -59,7 +59,7 @@ class ModelLists:
             await self._wanted.wait()
             self._wanted.clear()
             waiting = list(self._waiting)
-            await asyncio.gather(*(ask() for ask in self.engines.values()))
+            await asyncio.gather(*(ask() for ask in dict.fromkeys(self.engines.values())))
             for done in waiting:
                 if not done.done():
                     done.set_result(None)

@@ -5,7 +5,7 @@ keeps the last good pool; an explicit empty list empties it. A pool is taken who
 
 The EDS file is written whenever the pool, or what its host names resolve to, changes. A host name is written
 as its address, with its own name for TLS; one that does not resolve is left out. While the file cannot be
-written endpoints are chosen all the same: Envoy passes over a decision that it does not know.
+written endpoints are chosen all the same: Envoy passes over an endpoint that it does not know.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from epp.feeds.files import read_file, replace_file
 from epp.feeds.keep_alive import TokenFile
 from epp.feeds.poll import PROBES_AT, Poller, PollSchedule, target_of, with_credentials_of
 from epp.threads import in_daemon_thread
-from epp.types import Role, answers
+from epp.types import Role, answers, ranked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
         def target(self, address: str) -> Target | None: ...  # noqa: D102
 
 
-#: From writing a new endpoint to the EDS file until it is chosen, so that Envoy knows it by then; one whose
-#: models no other endpoint serves is chosen at once.
+#: From writing a new endpoint to the EDS file until it may be chosen, so that Envoy knows it by then; one
+#: whose models no other endpoint serves may be chosen at once.
 EDS_DELAY_S = 1.0
 #: Longest wait for host names at the start; those that resolve later come into the file then.
 NAMES_S = 3.0
@@ -148,9 +148,9 @@ class PoolFeed:
         new = endpoints.keys() - self._endpoints.keys()
         self._endpoints = endpoints
         self._offer()
-        for spec in specs.values():
-            for endpoint in spec.endpoints():
-                self._scheduler.datastore.assume_rtt(endpoint.address, spec.rtt_ms)
+        for address, spec in specs.items():
+            for name in ranked(address, spec.ranks):
+                self._scheduler.datastore.assume_rtt(name, spec.rtt_ms)
         self._resolver.set_pool(endpoints)
         self._resolver.set_aliases(aliases or {})
         self._tell_envoy()

@@ -537,9 +537,11 @@ class RequestMetrics:
     def forget_endpoint(self, address: str) -> None:
         """Drop the series of an endpoint that left."""
         self._outcomes.pop(address, None)
-        host, port = split_address(split_rank(address)[0])
+        shared = split_rank(address)[0]
+        host, port = split_address(shared)
         for route in self._routes.values():
-            if route.attempts.pop(address, None) is not None:
+            gone = route.attempts.pop(address, None) is not None
+            if gone and all(split_rank(rank)[0] != shared for rank in route.attempts):
                 self._metrics.forget(_ATTEMPTS, endpoint_name=host, port=str(port))
 
     def flow_labels(self, request: RequestInfo, flow: str) -> tuple[str, ...]:

@@ -168,6 +168,17 @@ def test_an_endpoint_that_leaves_takes_its_series_along() -> None:
     assert bench.read("llm_d_epp_request_running", model_name="m") == 0
 
 
+def test_a_rank_that_leaves_keeps_the_series_of_those_that_share_its_address() -> None:
+    bench = Bench(("10.0.0.1:8000@0", "10.0.0.1:8000@1"))
+    for _ in range(2):
+        bench.decide()
+    bench.scheduler.set_pool([], 1.0)
+    bench.metrics.forget_endpoint("10.0.0.1:8000@1")
+    assert bench.read("llm_d_epp_scheduler_attempts_total", endpoint_name="10.0.0.1") == 2
+    bench.metrics.forget_endpoint("10.0.0.1:8000@0")
+    assert "10.0.0.1" not in bench.page()
+
+
 def test_cached_tokens_expected_and_reported_are_in_the_engines_tokens() -> None:
     bench = Bench(POOL[:1])
     bench.end(*bench.decide(tokens=1024), Usage(1024, 1, 0))

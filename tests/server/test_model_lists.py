@@ -74,3 +74,14 @@ async def test_few_wait_and_nobody_where_nobody_is_asked() -> None:
     waiting[0].cancel()
     await settled()
     assert lists.wait_for("late") is not None
+
+
+async def test_ranks_of_one_address_are_asked_once() -> None:
+    engine = Engine()
+    engine.answers.set()
+    async with running(ModelLists()) as lists:
+        lists.engines |= dict.fromkeys(("a:1@0", "a:1@1"), engine.ask)
+        waiting = lists.wait_for("late")
+        assert waiting is not None
+        await waiting
+    assert engine.asked == 1
