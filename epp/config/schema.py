@@ -195,7 +195,7 @@ class QueueSection(BandSettings, frozen=True):
         empty_ttl_s: longest wait while the pool has no endpoint; 0 for `ttl_s`.
         total_requests: requests of all priorities that may wait.
         total_bytes: bytes of their bodies.
-        bands: priorities that wait by settings of their own, each from the defaults.
+        bands: priorities that wait by settings of their own; a key left out has its default.
         negative: the same for other priorities below zero.
         limits: decides by the pool when there is room, not by each engine.
         priorities: numbers of the InferenceObjectives that requests name, outside of Kubernetes.
@@ -397,9 +397,9 @@ class KvEvents(Section, frozen=True):
         listen: address of a socket to which engines connect, such as ``tcp://*:5557``; their topics are
             ``kv@``, the endpoint's address, ``@`` and anything.
         topics: beginnings of the topics to listen to, any when empty.
-        ranks: data-parallel ranks behind each endpoint, each at the port after the one before: the
-            ports of the two addresses lie at least so far apart.
-        cpu_price: worth of a token in the host's memory, over one on the accelerator.
+        ranks: data-parallel ranks behind each endpoint that states no `ranks` itself, each at the port after
+            the one before; the ports of the two addresses lie at least so far apart.
+        cpu_price: worth of a token in the host's memory, as a share of one on the accelerator.
         disk_price: worth of one on a disk or further away.
         max_blocks: blocks of all endpoints, 300 bytes each.
     """

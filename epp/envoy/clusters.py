@@ -208,7 +208,7 @@ def _known_hosts(cluster: api.cluster.Cluster, settings: EnvoySettings) -> None:
     """Hosts that Envoy knows, chosen by `override_host`, by least-request without a decision."""
     if settings.eds_path:
         cluster.type = api.cluster.ClusterDiscoveryType.EDS
-        # Else an endpoint that left takes decisions for as long as its health checks pass.
+        # Else requests go on to an endpoint that left for as long as its health checks pass.
         cluster.ignore_health_on_host_removal = True
         cluster.eds_cluster_config = api.cluster.ClusterEdsClusterConfig(
             eds_config=api.core.ConfigSource(

@@ -172,7 +172,7 @@ def open_routes(settings: EnvoySettings) -> list[api.route.Route]:
 
 
 def bound_routes(settings: EnvoySettings) -> list[api.route.Route]:
-    """The route of decisions that none but the endpoints listed may serve; of relays each has it.
+    """The route of requests that none but the endpoints of their decision may serve; of relays each has it.
 
     An engine that answers that it does not have the model is passed over there.
     """
@@ -227,7 +227,7 @@ def to_replicas(
 
 
 def _retry_policy(settings: EnvoySettings, *further: int) -> api.route.RetryPolicy | None:
-    """Each retry takes the next chosen endpoint; hosts tried before are passed over.
+    """Each retry takes the next endpoint of the decision; hosts tried before are passed over.
 
     Refusals are retried, and ``further`` statuses.
     """

@@ -105,7 +105,7 @@ def _forward_filter() -> api.hcm.HttpFilter:
 
 
 def _away(settings: EnvoySettings) -> api.route.Route:
-    """The route of decisions that no engine here may serve: none is their last resort.
+    """The route of requests that no engine here may serve: none is their last resort.
 
     By the picker's word and not by the names in the decision: ports may be others than those known here, and
     where peers alone are named for want of a healthy engine, one here is better than none.

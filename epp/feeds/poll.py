@@ -1,4 +1,4 @@
-"""Probes, scrapes and the list of models: one poller per endpoint over one pinned open connection.
+"""Probes, scrapes and the list of models: one poller per address over one pinned open connection.
 
 Owns the HTTP client side towards engines, and the rule by which a restarted engine is noticed and what then
 is forgotten. Feeds what it measures into the picker's signals and knows no formula. An RTT sample counts only
@@ -342,7 +342,7 @@ class Poller:
     async def _every(self, schedule: PollSchedule, salt: str, work: _Work, connection: KeepAlive) -> None:
         """Call ``work`` each interval, endpoints spread over it; a slow answer delays, never piles up."""
         place = keyed_uniform(0, self._target.address, salt)
-        # The second time comes within an interval of the first: only then is the connection open before.
+        # The second time comes within an interval of the first: only then is the connection open already.
         sooner_s = schedule.interval_s / 2
         while True:
             started_s = self._clock.mono_s()

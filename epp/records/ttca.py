@@ -20,7 +20,7 @@ class Question:
     """A question and its attempts so far.
 
     Attributes:
-        policy: what chose for the first attempt.
+        policy: what decided the first attempt.
         models: who served each, in order.
         ttca_ms: time of all attempts; NaN where the end of one is not known.
         correct: verdict on the last; None without one.

@@ -146,7 +146,7 @@ class Regions:
         return regions if allowed is None else regions & allowed, hop
 
     def set_hop(self, pick: Destination, request: HttpRequest, decision: Decision, hop: Hop | None) -> None:
-        """Let a decision go to the peers that it names, under a token; ``hop`` is the one that it came by."""
+        """Let a request go to the peers that its decision names, under a token; it came by ``hop``."""
         names, rows = decision.snapshot.endpoints, (decision.chosen, *decision.fallbacks)
         targets = tuple(dict.fromkeys(self.peers[names[row]] for row in rows if names[row] in self.peers))
         if not targets:

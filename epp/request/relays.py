@@ -1,7 +1,7 @@
-"""Relays: which ones a decision goes through.
+"""Relays: which ones a request goes through.
 
-A decision goes to the relays of its endpoints' regions, as addresses that Envoy knows, each connection of a
-relay in turn; relays read the decision from its header and pass over endpoints of other regions.
+A request goes to the relays of its endpoints' regions, as addresses that Envoy knows, each connection of a
+relay in turn; relays read the chosen endpoints from its header and pass over endpoints of other regions.
 """
 
 from __future__ import annotations

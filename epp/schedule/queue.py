@@ -108,7 +108,7 @@ class Waiter:
         """Say when its turn is among its flow's requests for a target.
 
         One that an engine refused is the first. Where a request is not served best, it stands behind whoever
-        came until its patience was over: a long queue loses no more of caches than a short one.
+        came until its patience was over: a long queue uses caches as well as a short one.
         """
         late_s = 0.0 if target == self.best else self.patience_s
         dateless = math.isinf(self.deadline_s)
@@ -275,8 +275,13 @@ class _Band:
 
     def _turn(self, head: Waiter) -> int:
         """Count the turns of a flow since it was idle, this one among them."""
-        turns, last_s = self.had_turns.get(head.flow, (0, -math.inf))
-        return 1 if head.came_s - last_s > (self.settings.turn_idle_s or math.inf) else turns + 1
+        return _turn_after(self.had_turns.get(head.flow), head.came_s, self.settings)
+
+
+def _turn_after(had: tuple[int, float] | None, at_s: float, settings: BandSettings) -> int:
+    """Count a flow's turns since it was idle, one now among them; it ``had`` so many, and the last then."""
+    turns, last_s = had or (0, -math.inf)
+    return 1 if at_s - last_s > (settings.turn_idle_s or math.inf) else turns + 1
 
 
 def _scaled(values: Floats) -> Floats:
@@ -439,7 +444,10 @@ class RequestQueue:
         self._forget(priority)
 
     def attained(self, now_s: float) -> dict[str, float]:
-        """Return what flows were served of late, in tokens, by their names."""
+        """Return what flows were served of late, in tokens, by their names.
+
+        Where bands have different half-lives, flows of those with longer ones show too little.
+        """
         return {flow: 2.0 ** (served - now_s / self._half_life_s) for flow, served in self._attained.items()}
 
     def served(self, priority: int, flow: str, tokens: float, now_s: float) -> None:
@@ -451,9 +459,7 @@ class RequestQueue:
             if len(self._attained) > _ATTAINED_FLOWS:
                 del self._attained[next(iter(self._attained))]
         elif settings.fairness == "turn-priority":
-            turns, last_s = self._turns.pop(flow, (0, now_s))
-            idle = now_s - last_s > (settings.turn_idle_s or math.inf)
-            self._turns[flow] = (1 if idle else turns + 1, now_s)
+            self._turns[flow] = (_turn_after(self._turns.pop(flow, None), now_s, settings), now_s)
             if len(self._turns) > _ATTAINED_FLOWS:
                 del self._turns[next(iter(self._turns))]
         if band := self._bands.get(priority):

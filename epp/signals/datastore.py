@@ -193,7 +193,7 @@ class Datastore:
         eject_s: float = 5.0,
         capacity_stated: bool = False,
     ) -> None:
-        #: Those that the policy has answer no requests.
+        #: Endpoints that by the policy answer no requests.
         self.helpers: frozenset[str] = frozenset()
         self._capacity_stated = capacity_stated
         self.index, self.prefixes = index, PrefixSources(index)

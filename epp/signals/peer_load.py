@@ -82,7 +82,10 @@ class PeerLoad:
         self._replace(origin, gauges, whole=whole)
 
     def sent(self, own: Floats) -> None:
-        """Note that this picker tells its load: who has said nothing since it last did has none."""
+        """Note that this picker tells its load.
+
+        A picker that told nothing since the last time had nothing to tell, and counts as heard then.
+        """
         for origin in self._own.keys() - self._heard:
             self._know(origin, self._sent)
         self._heard.clear()
