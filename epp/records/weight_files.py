@@ -3,7 +3,7 @@
 One writer each, and all but the weights may be deleted. Beside ``weights.yaml``, which the tuner writes:
 
 * ``weights.lock`` - who the tuner is.
-* ``weights.tuner.json`` - the tuner's memory.
+* ``weights.tuner.json``, ``weights.hillclimb.msgpack`` - the memory of the guarded and the published search.
 * ``weights.requests.json`` - what operators asked a running tuner for; commands write it, in turns by
   ``weights.requests.lock``.
 * ``weights.unreadable`` - a weights file that was found torn, put aside.
@@ -40,6 +40,7 @@ class WeightsPaths:
         self.weights = weights
         self.lock = weights.with_name(f"{weights.stem}.lock")
         self.memory = memory_path(weights)
+        self.hillclimb = weights.with_name(f"{weights.stem}.hillclimb.msgpack")
         self.requests = weights.with_name(f"{weights.stem}.requests.json")
         self.requests_lock = weights.with_name(f"{weights.stem}.requests.lock")
         self.unreadable = weights.with_name(f"{weights.stem}.unreadable")

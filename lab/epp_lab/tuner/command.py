@@ -28,6 +28,7 @@ from epp_lab.tuner.tuner import Tuner, ask, read_state
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
 
     from epp_lab.tuner.setup import Setup
     from epp_lab.tuner.state import What
@@ -104,19 +105,9 @@ def obey(setup: Setup, what: What, *, reason: str, number: int = -1) -> int:
     Raises:
         EppError: the memory is another policy's, or it cannot be written; another picker leads.
     """
-    require_lead(setup.config, setup.records)
-    reason = reason.encode(errors="replace").decode()  # an argument may be no UTF-8, and JSON is
-    request = OperatorRequest(what, reason, number)
     state = read_state(setup.paths)
+    request = _word(setup, what, reason, number, policy=None if state is None else state.policy)
     if state is not None:
-        if state.policy != setup.policy:  # a tuner begins anew with it, which would cost all of the memory
-            raise ConfigError(
-                "command line" if setup.config_file is None else str(setup.config_file),
-                "policy.name",
-                f"{setup.policy!r}, but the tuner's memory beside {setup.paths.weights} is of policy "
-                f"{state.policy!r}",
-                f"give the configuration with {state.policy!r}; nothing was changed",
-            )
         # By the settings of the memory: an operator's word changes none, and need not be given them.
         setup = replace(setup, rules=replace(setup.rules, settings=state.settings))
     try:
@@ -126,6 +117,20 @@ def obey(setup: Setup, what: What, *, reason: str, number: int = -1) -> int:
         ask(setup.paths, request)
         print(f"asked the running tuner: {what}; `epp tune status` shows it within seconds")
         return 0
+
+
+def _word(setup: Setup, what: What, reason: str, number: int = -1, *, policy: str | None) -> OperatorRequest:
+    """Make an operator's request of a search whose memory is of a policy, None without a memory."""
+    require_lead(setup.config, setup.records)
+    if policy not in (None, setup.policy):  # a search begins anew with it, which would cost all of the memory
+        raise ConfigError(
+            "command line" if setup.config_file is None else str(setup.config_file),
+            "policy.name",
+            f"{setup.policy!r}, but the tuner's memory beside {setup.paths.weights} is of policy {policy!r}",
+            f"give the configuration with {policy!r}; nothing was changed",
+        )
+    # An argument may be no UTF-8, and what is written is.
+    return OperatorRequest(what, reason.encode(errors="replace").decode(), number)
 
 
 def _do_now(setup: Setup, request: OperatorRequest) -> int:
@@ -151,17 +156,14 @@ def _hillclimb(
         return 0
     clock = SystemClock()
     if action == "run":
-        configure(LogSettings())
 
         def begin() -> Hillclimb:
             log.info("hill climbing of %s: records of %s", setup.policy, setup.records)
             return Hillclimb(setup, clock=clock, report=log.info, seed=arguments.seed)
 
-        with process_lock(setup.paths.lock, "tuner"):
-            Turn(begin, partial(lead_of, setup.config, setup.records), log.info).run(arguments.every)
-        return 0
-    require_lead(setup.config, setup.records)
-    request = OperatorRequest(action, arguments.reason)
+        return _serve(setup, begin, every_s=arguments.every)
+    memory = hillclimb.read_memory(setup.paths)
+    request = _word(setup, action, arguments.reason, policy=None if memory is None else memory.policy)
     try:
         with process_lock(setup.paths.lock, "tuner"):
             search = Hillclimb(setup, clock=clock, report=print)
@@ -176,7 +178,6 @@ def _hillclimb(
 
 
 def _run(setup: Setup, *, every_s: float, budget: int) -> int:
-    configure(LogSettings())
     clock = SystemClock()
 
     def begin() -> Tuner:
@@ -186,6 +187,12 @@ def _run(setup: Setup, *, every_s: float, budget: int) -> int:
         log.info("tuning %s: records of %s, weights to %s", setup.policy, setup.records, setup.paths.weights)
         return tuner
 
+    return _serve(setup, begin, every_s=every_s)
+
+
+def _serve(setup: Setup, begin: Callable[[], Tuner | Hillclimb], *, every_s: float) -> int:
+    """Run a search while its picker leads, until SIGTERM."""
+    configure(LogSettings())
     with process_lock(setup.paths.lock, "tuner"):
         Turn(begin, partial(lead_of, setup.config, setup.records), log.info).run(every_s)
     log.info("stopped; the state is kept")

@@ -27,11 +27,10 @@ from epp_lab.sidecar.feed import FeedState  # noqa: TC001
 from epp_lab.sidecar.process import Files, Writes, lost, running
 from epp_lab.tuner.samples import SampleFeed
 from epp_lab.tuner.state import OperatorRequest  # noqa: TC001
-from epp_lab.tuner.tuner import SAVE_S, read_requests
+from epp_lab.tuner.tuner import SAVE_S, read_requests, undone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from epp.clock import Clock
     from epp.records.weight_files import WeightsPaths
@@ -166,18 +165,13 @@ class Memory(msgspec.Struct):
         return self.search.weights if self.frozen is None else self.search.best
 
 
-def memory_path(paths: WeightsPaths) -> Path:
-    """Name the file of the search's memory, beside the weights."""
-    return paths.weights.with_name(f"{paths.weights.stem}.hillclimb.msgpack")
-
-
 def read_memory(paths: WeightsPaths) -> Memory | None:
     """Read the memory; None when there is none.
 
     Raises:
         EppError: it is there and cannot be used.
     """
-    return load_memory(memory_path(paths), msgspec.msgpack.Decoder(Memory).decode)
+    return load_memory(paths.hillclimb, msgspec.msgpack.Decoder(Memory).decode)
 
 
 class Hillclimb:
@@ -232,12 +226,9 @@ class Hillclimb:
 
     def obey(self) -> bool:
         """Do the operators' requests on file that were not done; whether there were any."""
-        requests = read_requests(self.setup.paths)
-        new = [request for request in requests if request.id not in self.memory.requests_done]
+        new, self.memory.requests_done = undone(self.setup.paths, self.memory.requests_done)
         for request in new:
             self.handle(request)
-        if requests:
-            self.memory.requests_done = [request.id for request in requests]
         return bool(new)
 
     def handle(self, request: OperatorRequest) -> None:
@@ -263,9 +254,7 @@ class Hillclimb:
                 reason=f"hillclimb, step {memory.search.steps}",
             )
         content = render_plan(self._plan)
-        if not self._writes.replace(
-            "the search's memory", memory_path(paths), msgspec.msgpack.encode(memory)
-        ):
+        if not self._writes.replace("the search's memory", paths.hillclimb, msgspec.msgpack.encode(memory)):
             return False
         if content != self._rendered:
             if not self._writes.replace("the weights file", paths.weights, content):
@@ -280,8 +269,7 @@ def status_lines(paths: WeightsPaths, now_wall_s: float) -> Iterator[str]:
     Raises:
         EppError: its memory is there and cannot be used.
     """
-    path, memory = memory_path(paths), read_memory(paths)
-    runs = running(paths.lock, path, now_wall_s)
+    memory, runs = read_memory(paths), running(paths.lock, paths.hillclimb, now_wall_s)
     if memory is None:
         yield f"hillclimb: {runs}; no memory beside {paths.weights}: it has not run on this file"
         return

@@ -39,7 +39,7 @@ from epp_lab.tuner.state import (
 from epp_lab.tuner.trials import late_s
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from epp.clock import Clock
     from epp.records.weight_files import WeightsPaths
@@ -70,6 +70,13 @@ def read_requests(paths: WeightsPaths) -> list[OperatorRequest]:
         return msgspec.json.decode(read_file(paths.requests) or b"[]", type=list[OperatorRequest])
     except (OSError, *DAMAGED):
         return []
+
+
+def undone(paths: WeightsPaths, done: Sequence[str]) -> tuple[list[OperatorRequest], list[str]]:
+    """List the requests on file that are not among those done, and the ids of all that are once these are."""
+    requests = read_requests(paths)
+    new = [request for request in requests if request.id not in done]
+    return new, [request.id for request in requests] or [*done]
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -239,12 +246,10 @@ class Tuner:
 
     def obey(self) -> list[str]:
         """Do the operators' requests on file that were not done, in order; return what was asked for."""
-        requests = read_requests(self.setup.paths)
-        new = [request for request in requests if request.id not in self.memory.requests_done]
+        new, done = undone(self.setup.paths, self.memory.requests_done)
         for request in new:
             self.handle(OperatorAsked(self._clock.wall_s(), request))
-        if requests:
-            self.memory.requests_done = [request.id for request in requests]
+        self.memory.requests_done = done
         return [request.what for request in new]
 
     def save(self) -> bool:
