@@ -167,17 +167,13 @@ def table(experiment: Experiment, runs: Sequence[CellRun]) -> str:
         list(dict.fromkeys(names)) for names in zip(*[run.key[:2] for run in runs], strict=True)
     )
     seeds = sorted({run.seed for run in runs})
-    plain = (*experiment.events, *experiment.ranges)
-    measures = experiment.measures or list(dict.fromkeys(name for run in runs for name in run.figures))
+    plain, measures = (*experiment.events, *experiment.ranges), _measures(experiment, runs)
     heads = ["cell", "entry"]
     for measure in measures:
         heads += [measure] if measure in plain else [measure, f"{measure} / `{entries[0]}`"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
 
-    def values(cell: str, entry: str, measure: str) -> Floats:
-        keys = ((cell, entry, seed) for seed in seeds)
-        return np.array([found[key].value(measure) if key in found else math.nan for key in keys])
-
+    values = partial(_values, found, seeds)
     ratios: dict[tuple[str, str], list[Floats]] = {}
     for cell in cells:
         for entry in entries:
@@ -204,17 +200,24 @@ def verdicts(experiment: Experiment, runs: Sequence[CellRun]) -> dict[tuple[str,
     cells, entries = (dict.fromkeys(names) for names in zip(*[run.key[:2] for run in runs], strict=True))
     baseline, *others = entries
     seeds, out = sorted({run.seed for run in runs}), {}
-    measures = experiment.measures or list(dict.fromkeys(name for run in runs for name in run.figures))
-    for cell, entry, measure in itertools.product(cells, others, measures):
+    for cell, entry, measure in itertools.product(cells, others, _measures(experiment, runs)):
         if measure not in (*experiment.events, *experiment.ranges):
-            pairs = [(found.get((cell, entry, seed)), found.get((cell, baseline, seed))) for seed in seeds]
-            both = [(own.value(measure), base.value(measure)) for own, base in pairs if own and base]
-            logs = _log_ratios(*np.array(both).reshape(-1, 2).T)
-            known = logs[~np.isnan(logs)]
-            few = len(known) < _LEAST_SEEDS
-            low, high = (known.min(), known.max()) if few and len(known) else interval(logs)[1:]
+            own, base = (_values(found, seeds, cell, name, measure) for name in (entry, baseline))
+            low, high = _ends(_log_ratios(own, base))[:2]
             out[cell, entry, measure] = standing(*np.exp([low, high]))
     return out
+
+
+def _measures(experiment: Experiment, runs: Sequence[CellRun]) -> Sequence[str]:
+    return experiment.measures or list(dict.fromkeys(name for run in runs for name in run.figures))
+
+
+def _values(
+    found: Mapping[tuple[str, str, int], CellRun], seeds: Sequence[int], cell: str, entry: str, measure: str
+) -> Floats:
+    """List a figure by seed, NaN where a run is missing."""
+    keys = ((cell, entry, seed) for seed in seeds)
+    return np.array([found[key].value(measure) if key in found else math.nan for key in keys])
 
 
 def standing(low: float, high: float) -> str:
@@ -228,15 +231,26 @@ def _log_ratios(values: Floats, baseline: Floats) -> Floats:
 
 
 def interval(values: Floats) -> tuple[float, float, float]:
-    """Return the mean of the known values and the ends of its interval, NaN for fewer than three values.
-
-    Where most are the same, the ends are the least and the most: a studentised bootstrap wants variance.
-    """
+    """Return the mean of the known values and the ends of its interval, NaN for fewer than three values."""
     known = values[~np.isnan(values)]
     if len(known) > 2:
-        same = np.count_nonzero(known == np.median(known))
-        return mean_interval(known) if 2 * same <= len(known) else (known.mean(), known.min(), known.max())
+        return mean_interval(known)
     return float(known.mean()) if len(known) else math.nan, math.nan, math.nan
+
+
+def _ends(values: Floats) -> tuple[float, float, bool]:
+    """Return the ends of the known values' interval, or the least and the most, and whether it is these.
+
+    It is these of few seeds, and where most and not all are the same: resamples of a studentised bootstrap
+    then have no variance.
+    """
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return math.nan, math.nan, True
+    same = np.count_nonzero(np.isclose(known, np.median(known), rtol=0.0, atol=1e-12))
+    if len(known) < _LEAST_SEEDS or len(known) > same > len(known) / 2:
+        return float(known.min()), float(known.max()), True
+    return *mean_interval(known)[1:], False
 
 
 def share_interval(values: Floats) -> tuple[float, float, float]:
@@ -269,12 +283,16 @@ def mean_text(values: Floats, form: str, scale: Callable[[Floats], Floats] = np.
     known = values[~np.isnan(values)]
     if not len(known):
         return "-"
-    if len(known) < _LEAST_SEEDS:
-        mean, low, high = scale(np.array([known.mean(), known.min(), known.max()]))
-        return f"{mean:{form}} ({low:{form}} to {high:{form}})" if len(known) > 1 else f"{mean:{form}}"
+    *ends, plain = _ends(known)
     with np.errstate(over="ignore"):  # seeds that hardly differ leave an end open: infinite
-        mean, low, high = scale(np.array(mean_interval(known)))
-    return f"{mean:{form}} [{low:{form}}, {high:{form}}]"
+        mean, low, high = scale(np.array([known.mean(), *ends]))
+    if len(known) == 1:
+        return f"{mean:{form}}"
+    return (
+        f"{mean:{form}} ({low:{form}} to {high:{form}})"
+        if plain
+        else f"{mean:{form}} [{low:{form}}, {high:{form}}]"
+    )
 
 
 def _kept(name: str) -> Path:
@@ -282,7 +300,7 @@ def _kept(name: str) -> Path:
     return Path("build", "lab", f"{name}.jsonl")
 
 
-def _minutes(runs: Sequence[CellRun]) -> float:
+def minutes_of(runs: Sequence[CellRun]) -> float:
     """Add up the CPU time that runs took."""
     return sum(run.cpu_s for run in runs) / 60
 
@@ -313,7 +331,7 @@ def run(arguments: argparse.Namespace) -> int:
             experiment = find(name)
             print(f"{name:<18}{experiment.minutes:>6g} min  {experiment.question}")
             if kept := read_kept(_kept(name)):
-                print(f"{'':<18}{_minutes(kept):>6.1f} min  measured here, for the {len(kept)} runs kept")
+                print(f"{'':<18}{minutes_of(kept):>6.1f} min  measured here, for the {len(kept)} runs kept")
         print("Minutes of one core, about, unless measured here; --jobs N shares them among N.")
         print("Runs are kept: a stop loses one.")
         return 0
@@ -355,7 +373,7 @@ def main(name: str, experiment: Experiment, argv: Sequence[str]) -> int:
     commits = ", ".join(sorted({run.commit for run in runs}))
     made = origin() | {"commit": commits}
     print(f"version {made['version']}, commit {commits}, {made['date']}")
-    print(f"seeds {seeds[0]} to {seeds[-1]}; {_minutes(runs):.1f} min of CPU\n")
+    print(f"seeds {seeds[0]} to {seeds[-1]}; {minutes_of(runs):.1f} min of CPU\n")
     text = table(experiment, runs)
     if experiment.summary:
         text += f"\n\n{experiment.summary(runs)}"

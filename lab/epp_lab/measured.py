@@ -111,7 +111,7 @@ def _experiment(words: Sequence[str], kept: Path, jobs: int) -> tuple[float, Ver
     experiment.main(name, found, [*options, "--jobs", str(jobs), "--kept", str(file)])
     runs = experiment.read_kept(file)
     verdicts = {" | ".join(key): word for key, word in experiment.verdicts(found, runs).items()}
-    return sum(run.cpu_s for run in runs) / 60.0, verdicts
+    return experiment.minutes_of(runs), verdicts
 
 
 def _compare(words: Sequence[str], kept: Path, jobs: int) -> tuple[float, Verdicts]:

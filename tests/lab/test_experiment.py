@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from epp.cli import main as cli
-from epp_lab.experiment import CellRun, Experiment, execute, find, interval, main, names, read_kept, table
+from epp_lab.experiment import CellRun, Experiment, execute, find, main, mean_text, names, read_kept, table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -139,6 +139,5 @@ def test_the_list_tells_what_kept_runs_took(
     assert "1.5 min  measured here, for the 2 runs kept" in capsys.readouterr().out
 
 
-def test_the_interval_of_seeds_that_are_mostly_the_same_is_their_range() -> None:
-    values = np.array([0.0] * 8 + [0.01, -0.002])
-    assert interval(values) == pytest.approx((0.0008, -0.002, 0.01))
+def test_seeds_that_are_mostly_the_same_are_shown_with_their_range() -> None:
+    assert mean_text(np.array([0.0] * 8 + [0.01, -0.002]), ".4f") == "0.0008 (-0.0020 to 0.0100)"
