@@ -16,6 +16,7 @@ from epp.config.section import NotNegative, Share  # noqa: TC001  # msgspec read
 from epp.llmd.flags import duration_s
 from epp.llmd.picker_config import PARSERS
 from epp.llmd.policies.filters import Filters
+from epp.llmd.policies.plugins import PrefixReader
 from epp.llmd.policies.profile import Picker
 from epp.llmd.policies.scorers import PrefixScorer, Scorers
 from epp.llmd.policies.stages import Deciders
@@ -24,7 +25,7 @@ from epp.types import Role
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from epp.llmd.policies.filters import Admitter, RolloutScreener
+    from epp.llmd.policies.plugins import Filter
 
 
 #: What to do instead -> plugin types that are refused.
@@ -139,7 +140,7 @@ class Meaning:
     sections: dict[str, dict[str, Any]] = field(default_factory=dict)
     own: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
-    screeners: dict[str, Admitter | RolloutScreener] = field(default_factory=dict)
+    screeners: dict[str, Filter] = field(default_factory=dict)
     profile: dict[str, Any] = field(default_factory=dict)
     handler: dict[str, str] = field(default_factory=dict)
     stages: Stages | None = None
@@ -578,12 +579,7 @@ KINDS: Mapping[str, type[msgspec.Struct]] = {
 }
 
 _MATCHED = "prompts are matched to their end"
-_TURN = "a turn costs the tokens of the prompt and of the expected answer alike"
 _ONE_INDEX = "the picker's own prefix index is read, whatever its name"
-_READ_ONE_INDEX = (
-    "inflight-load-producer p2p-source-producer predicted-latency-producer pd-profile-handler"
-    " precise-prefix-cache-scorer"
-)
 _BY_METRICS = "an engine is recognised by the names of its metrics"
 #: Parameters, of one plugin or any, that are accepted, and the warning that says what they mean here.
 NOTED = {
@@ -597,9 +593,11 @@ NOTED = {
     "speculativeTTL": "what is sent counts for 2 s after its first token",
     "maxPrefixBlocksToMatch": _MATCHED,
     "maxPrefixTokensToMatch": _MATCHED,
-    **dict.fromkeys((f"{kind} prefixMatchInfoProducerName" for kind in _READ_ONE_INDEX.split()), _ONE_INDEX),
-    "inputTokenWeight": _TURN,
-    "outputTokenWeight": _TURN,
+    **{
+        f"{kind} prefixMatchInfoProducerName": _ONE_INDEX
+        for kind, form in KINDS.items()
+        if not issubclass(form, Prefix | PrefixReader)
+    },
     "estimate": "tokens are estimated from bytes, by a ratio for each model",
     "evictionTtlSeconds": "the 10,000 flows that were served last are remembered",
     "engineLabelKey": _BY_METRICS,

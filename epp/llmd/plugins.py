@@ -46,12 +46,10 @@ from epp.llmd.parameters import (
 from epp.llmd.picker_config import FlowControl, Profile, Reference
 from epp.llmd.policies.filters import (
     Admitter,
-    AffinityFilter,
     ConcurrencyDetector,
-    RolloutScreener,
     UtilizationDetector,
 )
-from epp.llmd.policies.plugins import Attribute, Bound, Filter, Scorer, SessionSource
+from epp.llmd.policies.plugins import Attribute, Bound, Filter, PrefixReader, Scorer, SessionSource
 from epp.llmd.policies.profile import LlmDProfile, LlmDProfiles
 from epp.llmd.policies.scorers import MediaScorer, PrefixScorer
 from epp.llmd.policies.stages import Always, Decider, LlmDStages, Uncached
@@ -284,7 +282,7 @@ def _plugin(plugin: Plugin, key: str, source: str, meaning: Meaning) -> object:
             return _with_staleness(parameters, meaning)
         if isinstance(parameters, Parameters):
             parameters.put(meaning)
-        elif isinstance(parameters, Admitter | RolloutScreener):
+        elif isinstance(parameters, Filter) and parameters.before_profile:
             meaning.screeners[plugin.known_as] = parameters
         elif kind in _MEANT:
             meaning.warnings.append(f"{kind}: {_MEANT[kind]}")
@@ -351,7 +349,7 @@ def _measure(detector: object, meaning: Meaning) -> None:
                 meaning.put("saturation", pending_tokens=found.max_token_concurrency)
 
 
-def _indexes(made: Mapping[str, object], meaning: Meaning) -> dict[str, PrefixScorer | AffinityFilter]:
+def _indexes(made: Mapping[str, object], meaning: Meaning) -> dict[str, PrefixReader]:
     """Size the picker's index by one producer, and give an index of its own to who reads another.
 
     The picker's is that of engines' events where somebody reads it, else the first that engines size.
@@ -359,7 +357,7 @@ def _indexes(made: Mapping[str, object], meaning: Meaning) -> dict[str, PrefixSc
     readers = {
         name: part.scorer() if isinstance(part, Prefix) else part
         for name, part in made.items()
-        if isinstance(part, Prefix | AffinityFilter)
+        if isinstance(part, Prefix | PrefixReader)
     }
     asked = [part.prefix_match_info_producer_name or APPROXIMATE for part in readers.values()]
     there = [name for name, part in made.items() if type(part) is PrefixIndex]

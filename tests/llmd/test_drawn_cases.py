@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from epp.errors import NoEndpointError
 from epp.llmd.flags import read_flags
 from epp.llmd.policies.columns import lora_score
+from epp.llmd.policies.plugins import by_labels
 from epp.llmd.policies.profile import FILTERED, LlmDProfile
 from epp.llmd.settings import translate
 from epp.policies.registry import create
@@ -74,8 +75,8 @@ def scored(case: list[Any], head: dict[str, Any], policy: Policy, section: Polic
         [bool(wanted) and own.get("llm-d.ai/role") == wanted for own in kept], float
     )
     if isinstance(policy, LlmDProfile):
-        for name, part in policy.filters.items():
-            extra[f"admitted:{name}"] = np.array([part.admits(own) for own in kept], float)
+        for part in filter(by_labels, policy.filters.values()):
+            extra[part.admitted.name] = np.array([part.admits(own) for own in kept], float)
     asked = request(prompt_tokens=prompt, block_tokens=float(head["block_tokens"]), model="m0")
     try:
         ranking = policy.rank(asked, replace(seen, extra=extra), section.weights, 0)

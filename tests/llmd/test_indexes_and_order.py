@@ -130,3 +130,27 @@ def test_of_engines_events_every_token_counts() -> None:
     policy = create(section.name, section.params)
     costs = policy.rank(asked, seen, {"queue_weight": 0.0, "kv_weight": 0.0, "prefix_weight": 1.0}, 0).costs
     np.testing.assert_allclose(costs, [1.0 - 48 / 65])
+
+
+def test_lmetric_reads_the_index_of_its_producer_and_who_cannot_says_so() -> None:
+    made = config_of(
+        [
+            {"type": "approx-prefix-cache-producer", "name": "gpu"},
+            {"type": "approx-prefix-cache-producer", "name": "cpu", "parameters": CPU},
+            {"type": "prefix-cache-scorer", "parameters": {"prefixMatchInfoProducerName": "gpu"}},
+            {"type": "lmetric-scorer", "parameters": BY_CPU},
+            {"type": "no-hit-lru-scorer", "parameters": BY_CPU},
+        ]
+    )
+    assert made.config.policy.params["scorers"]["lmetric-scorer"]["indexTokens"] == 25_600
+    [warning] = [each for each in made.warnings if "prefixMatchInfoProducerName" in each]
+    assert warning.startswith("no-hit-lru-scorer")
+
+
+def test_filters_of_one_name_in_two_profiles_are_each_asked_by_their_own_labels() -> None:
+    def profile(role: str) -> dict[str, Any]:
+        part = {"type": "by-label", "label": "llm-d.ai/role", "validValues": [role]}
+        return {"filters": {"idle": {"type": "utilization-filter", **IDLE}, "part": part}}
+
+    columns = [create("llm-d-profile", profile(role)).required_columns for role in ("decode", "prefill")]
+    assert len({column.name for each in columns for column in each}) == 2

@@ -131,7 +131,7 @@ class ResidencyFilter(Filter, frozen=True, tag="lora-residency-filter"):
 
     max_replicas: Annotated[int, Meta(ge=0)] = 0
     queue_threshold: Annotated[int, Meta(ge=0)] = 8
-    kv_cache_threshold: Share = field(default=0.8, name="kvCacheThreshold")
+    kv_cache_threshold: Share = 0.8
 
     @property
     def required_columns(self) -> tuple[Column, ...]:
@@ -141,7 +141,7 @@ class ResidencyFilter(Filter, frozen=True, tag="lora-residency-filter"):
         homes = snapshot.extra.get(LORA.name, np.zeros(len(snapshot))) == 1.0
         if not homes.any() or not request.model:
             return np.ones(len(snapshot), np.bool_)
-        free = np.ones(len(snapshot), np.bool_)
+        free = np.ones(len(snapshot), np.bool_)  # also where nothing is known
         if self.queue_threshold:
             free &= ~(snapshot.engine_waiting > self.queue_threshold)
         if self.kv_cache_threshold:
@@ -175,7 +175,7 @@ class UtilizationFilter(Filter, frozen=True, tag="utilization-filter"):
     def keep(self, request: RequestInfo, snapshot: Snapshot, draw: float) -> Flags:
         kept = np.ones(len(snapshot), np.bool_)
         for limit in self.conditions:
-            kept &= ~(getattr(snapshot, _METRICS[limit.metric]) > limit.max_value)
+            kept &= ~(getattr(snapshot, _METRICS[limit.metric]) > limit.max_value)  # NaN passes, as in llm-d
         return kept | (self.fallback_on_empty and not kept.any())
 
 

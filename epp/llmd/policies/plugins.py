@@ -8,10 +8,11 @@ given the endpoints that the filters before it kept.
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -107,8 +108,8 @@ class Plugin(
     """Hold a plugin's parameters.
 
     Attributes:
-        prefix_match_info_producer_name: which index is asked; here there is one.
-        in_flight_load_producer_name: which counters are asked; likewise.
+        prefix_match_info_producer_name: which index is asked; only those of a `PrefixReader` matter.
+        in_flight_load_producer_name: which counters are asked; here there is one set.
         latency_prediction_info_producer_name: which predictor is asked; likewise.
     """
 
@@ -142,16 +143,17 @@ class PrefixReader(Plugin, frozen=True):
     @property
     def required_columns(self) -> tuple[Column, ...]:
         tokens = self.index_tokens
-        return (Indexed(f"indexed:{tokens}", capacity_tokens=tokens),) if tokens else ()
+        return (Indexed(self._column, capacity_tokens=tokens),) if tokens else ()
 
-    def cached(self, snapshot: Snapshot) -> Floats:
-        """Return the cached tokens."""
-        return snapshot.extra[self.required_columns[0].name] if self.index_tokens else snapshot.cached_tokens
+    @property
+    def _column(self) -> str:
+        return f"indexed:{self.index_tokens}"
 
     def in_blocks(self, request: RequestInfo, snapshot: Snapshot) -> tuple[Floats, float]:
         """Return the cached tokens and the prompt's, both in whole blocks."""
         block_tokens = 0.0 if self.precise else request.block_tokens
-        return in_blocks(request.prompt_tokens, block_tokens, self.cached(snapshot))
+        cached = snapshot.extra[self._column] if self.index_tokens else snapshot.cached_tokens
+        return in_blocks(request.prompt_tokens, block_tokens, cached)
 
 
 def in_blocks(prompt_tokens: int, block_tokens: float, cached: Floats) -> tuple[Floats, float]:
@@ -181,7 +183,7 @@ class Scorer(Plugin, frozen=True):
         raise NotImplementedError
 
 
-class Filter(Plugin, frozen=True):
+class Filter(Plugin, frozen=True, dict=True):
     """Keep some endpoints: by their labels, or by request and signals.
 
     Attributes:
@@ -189,6 +191,11 @@ class Filter(Plugin, frozen=True):
     """
 
     before_profile: ClassVar[bool] = False
+
+    @cached_property
+    def admitted(self) -> Admitted:
+        """The column of what it says of labels; two profiles may give different filters one name."""
+        return Admitted(f"admitted:{json.encode(self).decode()}", admits=self.admits)
 
     def admits(self, labels: Mapping[str, str]) -> bool:
         """Tell whether an endpoint with these labels may serve at all."""
@@ -202,6 +209,11 @@ class Filter(Plugin, frozen=True):
 def by_labels(found: Filter) -> bool:
     """Tell whether it asks for labels alone."""
     return type(found).admits is not Filter.admits
+
+
+def comes_first(found: Filter) -> bool:
+    """Tell whether filters of labels behind it are asked before all else."""
+    return by_labels(found) or found.before_profile
 
 
 class Attribute(Plugin, frozen=True):

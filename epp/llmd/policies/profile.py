@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from itertools import dropwhile, takewhile
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -19,8 +20,8 @@ from epp.llmd.policies.plugins import (
     TTFT,
     TTFT_HEADROOM,
     TTFT_SLO,
-    Admitted,
     by_labels,
+    comes_first,
 )
 from epp.llmd.policies.scorers import KvCacheScorer, PrefixScorer, QueueScorer, Scorers
 from epp.policies.base import Count, Need, Policy, Positive, Softmax
@@ -105,19 +106,8 @@ class LlmDProfile(Policy):
     def required_columns(self) -> frozenset[Column]:
         """List the columns that plugins read beyond the snapshot's own."""
         own = (column for plugin in self.plugins for column in plugin.required_columns)
-        return frozenset((*own, *self._later.values()))
-
-    @property
-    def _later(self) -> dict[str, Admitted]:
-        """Return what filters of labels read that stand after others, by their names."""
-        names = list(self.filters)
-        first = [by_labels(plugin) or plugin.before_profile for plugin in self.filters.values()]
-        start = first.index(False) if False in first else len(first)
-        return {
-            name: Admitted(f"admitted:{name}", admits=self.filters[name].admits)
-            for name in names[start:]
-            if by_labels(self.filters[name])
-        }
+        later = dropwhile(comes_first, self.filters.values())
+        return frozenset((*own, *(plugin.admitted for plugin in later if by_labels(plugin))))
 
     def extra_columns(self) -> ExtraColumns | None:
         """Return what makes these columns."""
@@ -130,10 +120,8 @@ class LlmDProfile(Policy):
 
     def admits(self, endpoint: Endpoint) -> bool:
         """Ask the filters of labels; those that stand after others are asked in their order."""
-        later = self._later
-        return all(
-            plugin.admits(endpoint.labels) for name, plugin in self.filters.items() if name not in later
-        )
+        first = takewhile(comes_first, self.filters.values())
+        return all(plugin.admits(endpoint.labels) for plugin in first)
 
     def told_endpoints(
         self, request: RequestInfo, snapshot: Snapshot, chosen: int, seed: int
@@ -163,10 +151,10 @@ class LlmDProfile(Policy):
         if any(plugin.predicts for plugin in self.plugins):
             snapshot = replace(snapshot, extra={**snapshot.extra, **self._predicted(snapshot)})
         terms: dict[str, Floats] = {}
-        rows, seen, later = np.arange(count), snapshot, self._later
+        rows, seen = np.arange(count), snapshot
         for name, plugin in self.filters.items():
-            if name in later:
-                passed = seen.extra.get(later[name].name, np.ones(len(rows))) > 0.0
+            if by_labels(plugin):  # where it is among the first, all that are left pass
+                passed = seen.extra.get(plugin.admitted.name, np.ones(len(rows))) > 0.0
             else:
                 passed = plugin.keep(request, seen, keyed_uniform(seed, request.decision_id, name))
             if not passed.any():
