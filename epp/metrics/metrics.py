@@ -276,11 +276,11 @@ class PluginMetrics:
         self._best = [metrics.value(lookups(name)) for name in ("lookup_hits", "max_pod_hit_count")]
         self._models: dict[tuple[str, str], _Model] = {}
 
-    def decided(self, decision: Decision, labels: tuple[str, str]) -> Promise:
+    def decided(self, decision: Decision, labels: tuple[str, str], cached_tokens: float) -> Promise:
         """Count a decision for a request of a model and what that was rewritten to."""
         request, snapshot, chosen = decision.request, decision.snapshot, decision.chosen
         if request.block_tokens and request.prompt_tokens:
-            self._hit_bytes.observe(snapshot.cached_tokens.item(chosen) * _TOKEN_BYTES)
+            self._hit_bytes.observe(cached_tokens * _TOKEN_BYTES)
             self._lookups.value += 1.0
             blocks = snapshot.cached_tokens.max().item() // request.block_tokens
             for best in self._best:
@@ -300,11 +300,9 @@ class PluginMetrics:
                 self._last(model, "predicted_tpot", tpot_s)
         return Promise(model, (_slo_s(snapshot, "ttft", chosen), _slo_s(snapshot, "tpot", chosen)))
 
-    def ended(self, promise: Promise, outcome: Outcome) -> None:
-        """Count the end of a request whose first token was seen."""
-        more = (outcome.usage.completion_tokens or 0) - 1
-        tpot_s = (outcome.e2e_ms - outcome.ttft_ms) / 1e3 / more if more > 0 else math.nan
-        for what, took_s, slo_s in zip(_SLOS, (outcome.ttft_ms / 1e3, tpot_s), promise.slos_s, strict=True):
+    def ended(self, promise: Promise, ttft_s: float, tpot_s: float) -> None:
+        """Count the end of a request whose first token was seen; its time per token may be NaN."""
+        for what, took_s, slo_s in zip(_SLOS, (ttft_s, tpot_s), promise.slos_s, strict=True):
             if math.isnan(took_s):
                 continue
             self._last(promise.model, what, took_s)
@@ -334,13 +332,11 @@ class PluginMetrics:
     def _parted(self, decision: Decision, model: str) -> None:
         """Count who does what of a request; llm-d's handler of pairs knows no stage of media."""
         roles = {leg.role for leg in decision.legs}
-        prefills = "prefill-decode" if Role.PREFILL in roles else "decode-only"
-        kind = {
-            (True, True): "encode-prefill-decode",
-            (True, False): "encode-decode",
-        }.get((Role.ENCODE in roles, Role.PREFILL in roles), prefills)
+        helped = Role.PREFILL in roles
+        prefills = "prefill-decode" if helped else "decode-only"
+        kind = f"encode-{'prefill-' if helped else ''}decode" if Role.ENCODE in roles else prefills
         for name, plugin, how in (("disagg", _DISAGGREGATED, kind), ("pd", _PAIRED, prefills)):
-            self._metrics.value(f"llm_d_epp_{name}_decision_total", plugin, plugin, model, how).inc()
+            self._metrics.value(f"llm_d_epp_{name}_decision_total", plugin, plugin, model, how).value += 1.0
 
     def _media(self, snapshot: Snapshot, asked: int) -> None:
         """Count the media that a request names, and those of them that each candidate is known to hold."""
@@ -397,6 +393,7 @@ class RequestMetrics:
         self.history: History | None = None
         self._hit = metrics.histogram("llm_d_epp_prefix_indexer_hit_ratio", "prefix-index", "prefix-index")
         self._schedule = metrics.histogram("llm_d_epp_scheduler_e2e_duration_seconds")
+        self._by_policy: dict[str, Histogram] = {}
         self._ttft_ratio = metrics.histogram("epp_ttft_prediction_ratio")
         kinds = ("prompt", "expected", "reported")
         self._cache_tokens = [metrics.value("epp_cache_tokens_total", kind) for kind in kinds]
@@ -423,15 +420,17 @@ class RequestMetrics:
         if endpoint not in self._outcomes:
             self._outcomes[endpoint] = {}
         ttft_ms = decision.legs[-1].expected.first_token_s * 1e3 if tokens else math.nan
-        promise = self._plugins.decided(decision, route.models)
+        promise = self._plugins.decided(decision, route.models, cached)
         self._open[decision.id] = _Open(route, endpoint, request.stream, tokens, cached, ttft_ms, promise)
 
     def scheduled(self, decision: Decision, took_s: float) -> None:
         """Count the time that a decision took."""
         self._schedule.observe(took_s)
         policy = decision.policy
-        name = "llm_d_epp_plugin_duration_seconds"
-        self._metrics.histogram(name, "Schedule", policy, policy).observe(took_s)
+        if (found := self._by_policy.get(policy)) is None:
+            labels = "llm_d_epp_plugin_duration_seconds", "Schedule", policy, policy
+            found = self._by_policy[policy] = self._metrics.histogram(*labels)
+        found.observe(took_s)
 
     def seen(self, request: HttpRequest, *, observing: bool) -> None:
         """Count what was seen of the body of a request to be decided."""
@@ -492,12 +491,13 @@ class RequestMetrics:
             return
         route, answer = entry.route, outcome.usage.completion_tokens
         route.ttft[entry.streamed].observe(ttft_ms / 1e3)
-        self._plugins.ended(entry.promise, outcome)
+        per_token_s = math.nan
         if answer:
             route.seen["ntpot_seconds"].observe(outcome.e2e_ms / 1e3 / answer)
             if entry.streamed and answer > 1:
                 per_token_s = max(outcome.e2e_ms - ttft_ms, 0.0) / 1e3 / (answer - 1)
                 route.seen["streaming_tpot_seconds"].observe(per_token_s)
+        self._plugins.ended(entry.promise, ttft_ms / 1e3, per_token_s)
         if not math.isnan(outcome.itl_ms):
             route.seen["streaming_itl_seconds"].observe(outcome.itl_ms / 1e3)
         if not entry.streamed or not entry.prompt_tokens or outcome.where != entry.endpoint:
@@ -547,7 +547,11 @@ class RequestMetrics:
     def flow_labels(self, request: RequestInfo, flow: str) -> tuple[str, ...]:
         """Name a request's flow, its priority, its model, and what that was rewritten to."""
         priority, models = self._cap_priority(str(request.priority)), self._labels(*models_of(request))
-        return self._cap_flow(flow or FAIRNESS_ID), priority, *models
+        return self.flow_label(flow), priority, *models
+
+    def flow_label(self, flow: str) -> str:
+        """Name a flow; those after the first `MAX_FLOWS` are one."""
+        return self._cap_flow(flow or FAIRNESS_ID)
 
     def _route(self, models: tuple[str, str], priority: int) -> _Route:
         labels, shown = self._labels(*models), self._cap_priority(str(priority))

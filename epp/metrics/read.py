@@ -91,12 +91,14 @@ class QueueState:
         datastore: the engines.
         mono_s: the time.
         pool: name of the pool.
+        flow_label: what metrics call a flow: only the first of many by its name.
     """
 
     binding: LateBinding
     datastore: Datastore
     mono_s: Callable[[], float]
     pool: str
+    flow_label: Callable[[str], str]
 
 
 def queue_fill(at: int) -> Callable[[QueueState], Samples]:
@@ -133,7 +135,10 @@ def waits_by_flow(metrics: Metrics) -> dict[str, float]:
 
 def attained(state: QueueState) -> Samples:
     """Read what each program was served of late, as the fairness between programs weighs it."""
-    return [((flow,), tokens) for flow, tokens in state.binding.queue.attained(state.mono_s()).items()]
+    found = defaultdict[str, float](float)
+    for flow, tokens in state.binding.queue.attained(state.mono_s()).items():
+        found[state.flow_label(flow)] += tokens
+    return [((flow,), tokens) for flow, tokens in found.items()]
 
 
 def jains_index(metrics: Metrics) -> Samples:

@@ -9,7 +9,6 @@ whose series go when the endpoint goes, and a capped number of model names.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -66,8 +65,8 @@ def _of_events(name: str, labels: str, text: str, how: Callable[[KvEventFeed], S
     return shown("kv events", name, labels, text, how)
 
 
-def _blocks(feed: KvEventFeed, what: str) -> Samples:
-    return [((), float(feed.blocks[what]))]
+def _blocks(what: str) -> Callable[[KvEventFeed], Samples]:
+    return read.one(lambda feed: feed.blocks[what])
 
 
 def _of_picker(name: str, labels: str, text: str, how: Callable[[PickerState], Samples]) -> Row:
@@ -125,7 +124,7 @@ TABLE: tuple[Row, ...] = (
     histogram(
         "llm_d_epp_plugin_duration_seconds",
         "extension_point plugin_type plugin_name",
-        "The same by policy: filters, scorers and picker are one computation over all endpoints.",
+        "Time to decide, by policy: filters, scorers and picker are one computation.",
         _PICK_S[:-2],
     ),
     counter(
@@ -142,7 +141,7 @@ TABLE: tuple[Row, ...] = (
     histogram(
         "llm_d_epp_prefix_indexer_hit_bytes",
         "plugin_name plugin_type",
-        "The same in bytes, four a token.",
+        "Bytes of the prompt expected in the chosen endpoint's cache, four a token.",
         _HIT_BYTES,
     ),
     histogram(
@@ -169,9 +168,9 @@ TABLE: tuple[Row, ...] = (
     counter(
         "llm_d_epp_disagg_decision_total",
         _STAGES,
-        "Requests by the stages that workers of their own do, where the policy asks for such.",
+        "Requests by the stages that separate workers do, where the policy has stages.",
     ),
-    counter("llm_d_epp_pd_decision_total", _STAGES, "The same of prefills alone."),
+    counter("llm_d_epp_pd_decision_total", _STAGES, "Requests by whether a separate worker prefills."),
     counter(
         "llm_d_epp_encoder_cache_queries_total",
         f"{_CACHE} modality",
@@ -180,7 +179,7 @@ TABLE: tuple[Row, ...] = (
     counter(
         "llm_d_epp_encoder_cache_hits_total",
         f"{_CACHE} pod modality",
-        "Those that an endpoint is known to hold.",
+        "Media of requests that an endpoint is known to hold.",
     ),
     histogram(
         "llm_d_epp_encoder_cache_hit_ratio",
@@ -194,7 +193,11 @@ TABLE: tuple[Row, ...] = (
         "",
         "Blocks of them that the endpoint with the most is expected to hold.",
     ),
-    counter("llm_d_epp_kv_cache_index_max_pod_hit_count_total", "", "The same, as in llm-d."),
+    counter(
+        "llm_d_epp_kv_cache_index_max_pod_hit_count_total",
+        "",
+        "Equal to llm_d_epp_kv_cache_index_lookup_hits_total.",
+    ),
     counter(
         "llm_d_epp_datalayer_poll_errors_total", "source_type", "Scrapes of endpoints that were not answered."
     ),
@@ -302,11 +305,19 @@ TABLE: tuple[Row, ...] = (
         lambda feed: [((name, why), float(not why)) for name, why, _ in feed.endpoints()],
     ),
     *(
-        _of_events(f"llm_d_epp_kv_cache_{name}_total", "", text, partial(_blocks, what=what))
+        _of_events(f"llm_d_epp_kv_cache_{name}_total", "", text, _blocks(what))
         for name, what, text in (
             ("index_admissions", "stored", "Blocks that engines said they stored."),
-            ("index_evictions", "removed", "Blocks that engines said they removed, and no more hold."),
-            ("events_dedup_removed_hashes_forwarded", "removed", "The same, as in llm-d."),
+            (
+                "index_evictions",
+                "removed",
+                "Blocks that engines said they removed, and of which they hold no other copy.",
+            ),
+            (
+                "events_dedup_removed_hashes_forwarded",
+                "removed",
+                "Equal to llm_d_epp_kv_cache_index_evictions_total.",
+            ),
             ("events_dedup_removed_hashes_suppressed", "kept", "Blocks removed that were stored twice."),
         )
     ),

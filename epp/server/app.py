@@ -187,7 +187,11 @@ class App:
         self.metrics.show("sampler", self._sampler)
         if self._queueing is not None:
             queue = QueueState(
-                self._queueing.binding, self.scheduler.datastore, self._clock.mono_s, self._inference_pool
+                self._queueing.binding,
+                self.scheduler.datastore,
+                self._clock.mono_s,
+                self._inference_pool,
+                self.metrics.requests.flow_label,
             )
             self.metrics.show("queue", queue)
             if queue.binding.queue.attains:

@@ -295,10 +295,10 @@ def test_each_of_llm_d_s_metrics_is_here_or_the_docs_say_why_not() -> None:
 class _Parted:
     """A decision's snapshot in which one of two endpoints of a pair holds one of two media."""
 
-    def __init__(self, *roles: Role, slo_ms: float = 0.0) -> None:
+    def __init__(self, *roles: Role, slo_ms: float = 0.0, stream: bool = True) -> None:
         scheduler = picker_of(pool=[Endpoint(address) for address in POOL[:2]])
         prompt = measured(0, 1024, list(range(1, 17)), 64.0)
-        request = asked(model="m", stream=True, prompt=prompt, media=(1, 2))
+        request = asked(model="m", stream=stream, prompt=prompt, media=(1, 2))
         decision = scheduler.decide(request, 0.0, 0.0)
         extra = {
             "media:64": np.array([0.5, 0.0]),
@@ -332,6 +332,19 @@ def test_stages_and_media_are_counted_as_llm_d_s_plugins_do(
     assert read("llm_d_epp_encoder_cache_hit_ratio_count") == 2
     bench.metrics.forget_endpoint(POOL[0])
     assert read("llm_d_epp_encoder_cache_hits_total") == 0
+
+
+def test_an_answer_that_comes_whole_has_no_time_per_token() -> None:
+    bench = Bench()
+    decision = _Parted(slo_ms=50.0, stream=False).decision
+    bench.metrics.requests.decided(decision)
+    usage = Usage(1024, 31, 0)
+    bench.metrics.requests.finished(
+        Outcome(decision.id, decision.endpoint, "completed", 200, 400.0, 400.0, usage)
+    )
+    found = [bench.read("llm_d_epp_inference_request_metric", type=what) for what in ("ttft", "tpot")]
+    assert found == [0.4, 0]
+    assert 'type="tpot_slo_violation"' not in bench.page()
 
 
 def test_predictions_objectives_and_lookups_are_counted_as_llm_d_s_plugins_do() -> None:
