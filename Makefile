@@ -192,7 +192,7 @@ bench-long: setup ## an index of 100M cached tokens; a soak of a million request
 	$(BIN)/epp bench soak
 
 JOBS ?= 2
-measured: setup ## the docs' simulated figures at this commit (14 CPU hours; goes on where it was; ARGS="--traces DIR --only PAGE")
+measured: setup ## the first command of each page with simulated figures, at this commit (14 CPU hours; goes on where it was; ARGS="--traces DIR --only PAGE")
 	$(BIN)/python -m epp_lab.measured --jobs $(JOBS) $(ARGS)
 
 clean: ## remove what the targets made

@@ -124,7 +124,7 @@ EXPERIMENT = Experiment(
     entries=(ESTIMATE, FUSED),
     run=run,
     seeds=20,
-    minutes=60,
+    minutes=45,
     ranges=("precision", "recall"),
     on_request=("5 s late", "two pickers that share nothing"),
 )
