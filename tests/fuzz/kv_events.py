@@ -8,8 +8,6 @@ Case number n of seed s is always the same.
 
 from __future__ import annotations
 
-import argparse
-import random
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +17,11 @@ from epp.errors import UnreadableError
 from epp.feeds.kv_sequences import KvSequence
 from epp.prefix_cache.engine_blocks import EngineBlocks
 from epp.prefix_cache.kv_messages import read_batch
+from tests.fuzz import cases
 
 if TYPE_CHECKING:
+    import random
+
     from epp.feeds.kv_sequences import Step
 
 _ODD: tuple[Any, ...] = (
@@ -211,25 +212,8 @@ def run(seed: int, count: int) -> Counter[str]:
     Raises:
         RuntimeError: naming the case that broke a rule.
     """
-    became = Counter[str]()
-    for number in range(count):
-        rng = random.Random(f"{seed}/{number}")
-        try:
-            became[listen(rng) if number % 2 else tell(rng)] += 1
-        except Exception as error:
-            raise RuntimeError(f"seed {seed} case {number}: {error!r}") from error
-    return became
-
-
-def main() -> None:
-    """Run, and print what became of the cases."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--count", type=int, default=20_000)
-    options = parser.parse_args()
-    for what, count in sorted(run(options.seed, options.count).items()):
-        print(f"{what:16} {count}")
+    return cases.run(seed, count, tell, listen)
 
 
 if __name__ == "__main__":
-    main()
+    cases.main(__doc__, run)

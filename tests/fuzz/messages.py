@@ -7,17 +7,19 @@ other - a stream must end in one way or another, and say so once. Case number n 
 
 from __future__ import annotations
 
-import argparse
-import random
-import sys
-from collections import Counter
+from typing import TYPE_CHECKING
 
 from epp.extproc.modes import BodyMode
 from epp.extproc.stream import Output, Stream
 from epp.extproc.types import Abort, Cause, DecideAt, Destination, Finish, HttpRequest, LocalReply, Observe
 from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
+from tests.fuzz import cases
 from tests.kit import conversation as say
 from tests.kit.peer import Peer, Shape, Side
+
+if TYPE_CHECKING:
+    import random
+    from collections import Counter
 
 MODES = [mode for mode in BodyMode if mode is not BodyMode.GRPC]
 SIZES = (0, 1, 1, 5, 1000, 40_000, 70_000)
@@ -180,26 +182,8 @@ def run(seed: int, count: int) -> Counter[str]:
     Raises:
         RuntimeError: naming the case that broke a rule.
     """
-    became: Counter[str] = Counter()
-    for number in range(count):
-        rng = random.Random(f"{seed}/{number}")
-        try:
-            became[play(rng) if number % 2 else disorder(rng)] += 1
-        except Exception as error:
-            raise RuntimeError(f"seed {seed} case {number}: {error}") from error
-    return became
-
-
-def main() -> int:
-    """Run, and print what became of the cases."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--count", type=int, default=20_000)
-    options = parser.parse_args()
-    for what, count in sorted(run(options.seed, options.count).items()):
-        print(f"{what:16} {count}")
-    return 0
+    return cases.run(seed, count, disorder, play)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cases.main(__doc__, run)

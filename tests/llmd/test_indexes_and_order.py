@@ -12,6 +12,7 @@ import pytest
 from epp.config.schema import Prefix
 from epp.errors import NoEndpointError
 from epp.llmd.policies.default import LlmD
+from epp.llmd.policies.profile import LlmDProfile
 from epp.llmd.policies.scorers import PrefixScorer
 from epp.policies.registry import create
 from epp.records.schema import decision_of
@@ -148,9 +149,13 @@ def test_lmetric_reads_the_index_of_its_producer_and_who_cannot_says_so() -> Non
 
 
 def test_filters_of_one_name_in_two_profiles_are_each_asked_by_their_own_labels() -> None:
-    def profile(role: str) -> dict[str, Any]:
+    def profile(role: str) -> LlmDProfile:
         part = {"type": "by-label", "label": "llm-d.ai/role", "validValues": [role]}
-        return {"filters": {"idle": {"type": "utilization-filter", **IDLE}, "part": part}}
+        made = create(
+            "llm-d-profile", {"filters": {"idle": {"type": "utilization-filter", **IDLE}, "part": part}}
+        )
+        assert isinstance(made, LlmDProfile)
+        return made
 
-    columns = [create("llm-d-profile", profile(role)).required_columns for role in ("decode", "prefill")]
-    assert len({column.name for each in columns for column in each}) == 2
+    columns = [column for role in ("decode", "prefill") for column in profile(role).required_columns]
+    assert len({column.name for column in columns}) == 2

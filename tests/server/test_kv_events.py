@@ -228,24 +228,22 @@ async def test_a_gap_is_filled_by_a_replay(engine: Engine, topic: tuple[bytes, .
         bench.feed.stop()
 
 
-async def test_an_endpoint_states_where_its_engine_publishes(engine: Engine) -> None:
-    bench = Bench(KvEvents(enabled=True), kv_events=f"tcp://127.0.0.1:{engine.port}")
+async def assert_heard(engine: Engine, bench: Bench) -> None:
     try:
         await engine.heard()
         engine.publish(stored(0, 1))
         await until(lambda: bench.cached() == 16)
     finally:
         bench.feed.stop()
+
+
+async def test_an_endpoint_states_where_its_engine_publishes(engine: Engine) -> None:
+    await assert_heard(engine, Bench(KvEvents(enabled=True), kv_events=f"tcp://127.0.0.1:{engine.port}"))
 
 
 async def test_a_rank_is_heard_at_the_port_as_many_after_the_first(engine: Engine) -> None:
-    bench = Bench(KvEvents(enabled=True, address=f"tcp://{{host}}:{engine.port - 1}"), "127.0.0.1:8000@1")
-    try:
-        await engine.heard()
-        engine.publish(stored(0, 1))
-        await until(lambda: bench.cached() == 16)
-    finally:
-        bench.feed.stop()
+    settings = KvEvents(enabled=True, address=f"tcp://{{host}}:{engine.port - 1}")
+    await assert_heard(engine, Bench(settings, "127.0.0.1:8000@1"))
 
 
 async def test_engines_connect_to_a_central_socket_and_name_themselves_by_topic() -> None:

@@ -58,6 +58,5 @@ def test_states_of_a_hybrid_model_are_told_as_a_group_of_their_own() -> None:
     for one in sim._results:
         expected, true = expected + one.believed_cached_tokens, true + one.cached_tokens
         right += min(one.believed_cached_tokens, one.cached_tokens)
-    print(f"precision {right / expected:.4f}, recall {right / true:.4f}")
     assert right / expected > 0.96
     assert right / true > 0.96

@@ -20,7 +20,7 @@ from epp_lab.sim.engine_class import L40S_X2
 from epp_lab.sim.pickers import comes_past
 from epp_lab.sim.run import run_window
 from epp_lab.sim.scenario import (
-    EVENTS,
+    LOSSY,
     Event,
     EventOptions,
     FleetSpec,
@@ -84,7 +84,7 @@ CELLS: Mapping[str, Condition] = {
     "a restart each minute": Condition(each_minute=(Happening.DIE, Happening.REVIVE)),
     "a clear each minute": Condition(each_minute=(Happening.CLEAR,)),
     "mooncake-chat": Condition(200_000, "mooncake-chat"),
-    "a tenth lost, no replay": Condition(50_000, events=EVENTS["lossy"] or EventOptions()),
+    "a tenth lost, no replay": Condition(50_000, events=LOSSY),
     "a tenth lost, replays": Condition(50_000, events=EventOptions(loss=0.1)),
     "hybrid": Condition(state_slots=225),
     "5 s late": Condition(50_000, events=EventOptions(delay_ms=5_000.0)),
@@ -104,9 +104,10 @@ def run(cell: str, entry: str, seed: int) -> dict[str, float]:
         events=condition.events if entry == FUSED else None,
     )
     result = run_window(requests, condition.fleet, "gorgo-ms", seed=seed, options=options)
+    warmup_ms = plan.warmup(requests) * 1e3
     counted = np.array(
         [
-            one.at_ms >= plan.warmup(requests) * 1e3 and not comes_past(condition.pickers, seed, f"r{index}")
+            one.at_ms >= warmup_ms and not comes_past(condition.pickers, seed, f"r{index}")
             for index, one in enumerate(requests)
         ]
     )

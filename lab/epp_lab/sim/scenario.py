@@ -171,11 +171,13 @@ class EventOptions:
     replays: bool = True
 
 
-#: By name: none, all, and a tenth lost for good.
+#: A tenth of the messages never comes.
+LOSSY = EventOptions(loss=0.1, replays=False)
+#: By name: all, none, and a tenth lost for good.
 EVENTS: Mapping[str, EventOptions | None] = {
     "on": EventOptions(),
     "off": None,
-    "lossy": EventOptions(loss=0.1, replays=False),
+    "lossy": LOSSY,
 }
 
 
