@@ -164,5 +164,5 @@ EXPERIMENT = Experiment(
     ranges=("of published TTFT", "of published E2E", "slip p95 s"),
     run=run,
     seeds=6,
-    minutes=15.0,
+    minutes=25.0,
 )
