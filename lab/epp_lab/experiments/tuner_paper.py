@@ -81,6 +81,6 @@ EXPERIMENT = Experiment(
     ),
     ranges=("rtt_weight", "queue_weight", "steps", "samples", "best_score_s"),
     run=run,
-    minutes=7,
+    minutes=9,
     seeds=50,
 )
