@@ -99,7 +99,7 @@ def run_pin(arguments: argparse.Namespace) -> int:
     """Pin weights."""
     files, pins = read_weight_files(arguments, looking=True), _pins(arguments.pins)
     code = _change(files, pins, (), arguments)
-    if files.policy == "gorgo" and pins.get("queue_weight") == 0.0:
+    if files.policy in ("gorgo", "gorgo-hillclimb") and pins.get("queue_weight") == 0.0:
         print(_WITHOUT_QUEUE, file=sys.stderr)
     return code
 

@@ -121,10 +121,11 @@ def test_mistakes_are_told_and_change_nothing(
     assert not (tmp_path / "overrides.yaml").exists()
 
 
+@pytest.mark.parametrize("policy", ["gorgo", "gorgo-hillclimb"])
 def test_a_pin_that_takes_the_queue_from_gorgo_is_kept_and_told_what_it_did(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = configured(tmp_path)
+    config = configured(tmp_path, policy)
     assert epp("weights", "pin", "queue_weight=0.1", "--config", config) == 0
     assert not capsys.readouterr().err
     assert epp("weights", "pin", "queue_weight=0", "--config", config) == 0
