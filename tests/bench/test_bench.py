@@ -72,7 +72,7 @@ async def test_another_picker_is_measured_by_address_and_process(transport: str,
 async def test_a_round_without_sockets_gives_every_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, "SIZES", {"200": (200, 4), "1k": (1_000, 4), "18k": (300, 4)})
     monkeypatch.setattr(core, "COUNTED", 2)
-    arguments = Namespace(sizes=["200"], endpoints=[3], tokenizer=TOKENIZER)
+    arguments = Namespace(sizes=["200"], endpoints=[3], policy="laar", tokenizer=TOKENIZER)
     found = Figures()
     for measure in (core.measure, core.measure_policies, core.measure_tokens):
         await measure(found, arguments, 1)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import uvloop
 
 import epp
+from epp.config.schema import PolicySection
 from epp.envoy.launch import tied_to_parent
 from epp.envoy.process import find_envoy
 from epp.errors import EppError
@@ -89,6 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tokenizer", type=Path, metavar="FOLDER", help="tokens: holds a model's tokenizer.json")
     add("--endpoints", type=counts, default="3,100,1000", help="core: sizes of the fleet (%(default)s)")
     add("--sizes", type=listed(core.SIZES), default=",".join(core.SIZES), help="core: of %(default)s")
+    add("--policy", default=PolicySection().name, help="core: what decides (%(default)s)")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -38,7 +38,13 @@ if TYPE_CHECKING:
     from epp_lab.bench.figures import Figures
 
 #: Prompt length by name, with the requests in a batch.
-SIZES = {"200": (200, 200), "1k": (1_000, 120), "18k": (18_000, 48), "100k": (100_000, 10)}
+SIZES = {
+    "200": (200, 200),
+    "1k": (1_000, 120),
+    "18k": (18_000, 48),
+    "64k": (65_536, 14),
+    "100k": (100_000, 10),
+}
 #: Fleets of the learned policy, whose network has the paper's width, and of the others.
 LEARNED_ENDPOINTS, WIDTH, ENDPOINTS = (16, 256), 128, 100
 #: Policies beside `gorgo`: llm-d's default profile, and the same plugin by plugin.
@@ -109,15 +115,16 @@ def report_ms(app: App, picks: Sequence[tuple[str, str]]) -> float:
 
 async def measure(found: Figures, arguments: argparse.Namespace, rounds: int) -> None:
     """Measure sizes of prompts on sizes of fleets, warm and cold."""
+    policy = {"name": arguments.policy}
     for number in range(1, rounds + 1):
         for size in arguments.sizes:
             for endpoints in arguments.endpoints:
                 earlier, requests = batch(size, number)
                 name = f"core/{size}/{endpoints}"
-                with rig(endpoints) as app:
+                with rig(endpoints, policy=policy) as app:
                     parse_ms, decide_ms, _ = decision_ms(app, requests)
                     found.add(f"{name}/cold", "ms", parse_ms + decide_ms)
-                with rig(endpoints) as app:
+                with rig(endpoints, policy=policy) as app:
                     for body in earlier:
                         decide(app, body)
                     parse_ms, decide_ms, picks = decision_ms(app, requests)

@@ -16,7 +16,7 @@ from epp_lab.sim.engine_class import ENGINE_CLASSES, H100, H100_8B, H100_70B, L4
 from epp_lab.sim.network import NetworkPath
 from epp_lab.sim.scenario import FleetSpec, Regions, ReplicaSpec, parse_fleet, regional_fleet
 
-#: Share of requests that find nothing although it should be there; fitted (docs/simulator.md, calibration).
+#: Share of requests that find nothing although it should be there; fitted (docs/measured/simulator.md).
 CALIBRATED_LOST_HITS = 0.3
 
 
