@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 from dataclasses import replace
 from importlib import import_module
@@ -15,7 +16,8 @@ from epp.policies.registry import create
 from epp_lab import conditions
 from epp_lab.compare.learned import LEARNERS
 from epp_lab.experiment import CellRun, Experiment, execute
-from epp_lab.experiments import laar, lodestar, lodestar_gate, lodestar_promotion, wan
+from epp_lab.experiments import laar, lodestar, lodestar_gate, lodestar_promotion, policies_fresh, wan
+from epp_lab.experiments.policies import standings
 from epp_lab.reward_model.settings import DataKeys, Gate, LearnerSettings, Network
 from epp_lab.tuner.settings import Stages, TunerSettings
 from epp_lab.workloads import art_chat
@@ -94,6 +96,32 @@ def test_an_experiment_runs_and_names_each_of_its_figures(
         for measure in found.measures:
             assert measure in run.figures
         assert not math.isnan(run.value([*found.measures, *run.figures][0])), run.entry
+
+
+def test_policies_meet_a_window_of_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = (f"2023-11-16 18:{at // 60:02}:{at % 60:02}.0000000,374,44" for at in range(3_500))
+    monkeypatch.setenv("EPP_TRACES", str(tmp_path))
+    monkeypatch.setattr(policies_fresh, "WINDOW_S", 60.0)
+    monkeypatch.setattr(policies_fresh, "WARMUP_S", 10.0)
+    monkeypatch.setattr(policies_fresh, "_TRACE_S", 3_400.0)
+    with gzip.open(tmp_path / "azure2023_conv.csv.gz", "wt") as file:
+        file.write("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    entries = ("gorgo-ms", policies_fresh.MEAN, "sglang-cache-aware-library")
+    found = [policies_fresh.run("azure / mixed / 0.7", entry, 0) for entry in entries]
+    assert all(run["TTFT p95 ms"] > 0.0 for run in found)
+
+
+def test_policies_stand_over_all_cells_and_at_their_worst_for_the_first() -> None:
+    values = {("a", "ours"): (1.0, 1.0), ("a", "rival"): (2.0, 8.0), ("b", "ours"): (4.0, 1.0)}
+    values[("b", "rival")] = 1.0, 1.0
+    runs = [
+        CellRun(cell, entry, seed, "", {"TTFT p95 ms": value, "hit share": value, "failed": 0.0})
+        for (cell, entry), by_seed in values.items()
+        for seed, value in enumerate(by_seed)
+    ]
+    latency, hits = standings(runs).splitlines()[2:]
+    assert latency == "| rival | TTFT p95 ms | 1.414 (0.500 to 4.000) | 0.500 b | 0.250 b, 0 |"
+    assert hits == "| rival | hit share | 1.414 (0.500 to 4.000) | 4.000 a | 8.000 a, 1 |"
 
 
 def test_lodestars_ablations_leave_out_what_they_name() -> None:

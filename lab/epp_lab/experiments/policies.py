@@ -13,13 +13,15 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from epp.policies.gorgo import GorgoHillclimb
 from epp_lab.compare.simulate import PolicyChoice, run_task
 from epp_lab.conditions import CELLS, SEED, condition
-from epp_lab.experiment import Experiment
+from epp_lab.experiment import CellRun, Experiment, ratio_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from epp_lab.compare.measure import Figures
 
@@ -78,6 +80,36 @@ def shown(figures: Figures) -> dict[str, float]:
     }
 
 
+def standings(runs: Sequence[CellRun]) -> str:
+    """Set each entry beside the first: over all cells, and where the first stands worst.
+
+    A cell is the geometric mean of its seeds. Of each figure those cells count in which all entries have it.
+    """
+    found = {run.key: run for run in runs}
+    cells, entries = (
+        list(dict.fromkeys(names)) for names in zip(*[run.key[:2] for run in runs], strict=True)
+    )
+    seeds = sorted({run.seed for run in runs})
+    heads = ("entry", "figure", f"over `{entries[0]}`, interval over cells", "worst cell", "worst seed")
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for name in runs[0].figures:
+        values = np.array([[[found[c, e, s].value(name) for s in seeds] for c in cells] for e in entries])
+        known = np.flatnonzero(np.all(values > 0, axis=(0, 2)))
+        if not len(known):
+            continue
+        logs = np.log(values[:, known])
+        for entry, own in zip(entries[1:], logs[1:] - logs[0], strict=True):
+            by_cell = own.mean(axis=1)
+            worst = np.argmax if name == "hit share" else np.argmin
+            cell, (of, seed) = int(worst(by_cell)), np.unravel_index(worst(own), own.shape)
+            ends = (
+                f"{np.exp(by_cell[cell]):.3f} {cells[known[cell]]}",
+                f"{np.exp(own[of, seed]):.3f} {cells[known[of]]}, {seeds[seed]}",
+            )
+            lines.append(f"| {entry} | {name} | {ratio_text(by_cell)} | {' | '.join(ends)} |")
+    return "\n".join(lines)
+
+
 EXPERIMENT = Experiment(
     question="How do policies compare with gorgo-ms?",
     cells=CELLS,
@@ -85,4 +117,5 @@ EXPERIMENT = Experiment(
     run=run,
     minutes=5,
     seeds=4,
+    summary=standings,
 )

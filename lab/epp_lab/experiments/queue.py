@@ -76,9 +76,9 @@ CELLS: Mapping[str, Load] = {
 ENTRIES = ("off", "on")
 
 
-def trace_file(name: str) -> Path:
+def trace_file(name: str, form: str = "jsonl") -> Path:
     """Return where a trace lies."""
-    return Path(os.environ.get("EPP_TRACES", "traces"), f"{name}.jsonl.gz")
+    return Path(os.environ.get("EPP_TRACES", "traces"), f"{name}.{form}.gz")
 
 
 @cache
