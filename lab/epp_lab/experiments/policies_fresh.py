@@ -150,6 +150,6 @@ EXPERIMENT = Experiment(
     ranges=("failed",),
     seeds=3,
     on_request=(*_LONG,),
-    minutes=8,
+    minutes=7.5,
     summary=standings,
 )
