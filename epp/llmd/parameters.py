@@ -175,7 +175,7 @@ class _Picker(Parameters, frozen=True):
     max_num_of_endpoints: Annotated[int, msgspec.Meta(le=17)] = 1
 
 
-class PrefixIndex(Parameters, frozen=True):
+class ApproximateIndex(Parameters, frozen=True):
     """Of an approximate index; blocks are of 64 tokens at least, as in llm-d."""
 
     unread = "maxPrefixBlocksToMatch maxPrefixTokensToMatch"
@@ -208,7 +208,7 @@ class PrefixIndex(Parameters, frozen=True):
             )
 
 
-class Prefix(PrefixIndex, frozen=True):
+class Prefix(ApproximateIndex, frozen=True):
     """Of the scorer, which had an index of its own."""
 
     match_length_weight: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
@@ -285,8 +285,8 @@ class PreciseScorer(PreciseIndex, frozen=True):
     """The deprecated scorer with an index of its own."""
 
     unread = (
-        f"{PreciseIndex.unread} {PrefixIndex.unread} autoTune lruCapacityPerServer blockSize blockSizeTokens"
-        " prefixMatchInfoProducerName"
+        f"{PreciseIndex.unread} {ApproximateIndex.unread} autoTune lruCapacityPerServer blockSize"
+        " blockSizeTokens prefixMatchInfoProducerName"
     )
 
     def scorer(self) -> PrefixScorer:
@@ -474,9 +474,6 @@ class _Extractor(Parameters, frozen=True):
     unread = "engineLabelKey defaultEngine engineConfigs customMetrics"
 
 
-_ALL_STAGES = "leave it out: all endpoints are measured"
-
-
 class _ProgramAware(Parameters, frozen=True):
     unread = "evictionTtlSeconds evictionSweepSeconds"
     strategy: Literal["", "las", "turn-priority"] = "las"
@@ -495,7 +492,9 @@ class MaxSaturation(Parameters, frozen=True):
     """Name the detectors of which the largest counts."""
 
     detectors: Annotated[list[str], msgspec.Meta(min_length=1)]
-    stages: Annotated[dict[str, Any], msgspec.Meta(max_length=0, extra={"fix": _ALL_STAGES})] = {}
+    stages: Annotated[
+        dict[str, Any], msgspec.Meta(max_length=0, extra={"fix": "leave it out: all endpoints are measured"})
+    ] = {}
 
 
 class _ServedModel(Parameters, frozen=True):
@@ -562,7 +561,7 @@ KINDS: Mapping[str, type[msgspec.Struct]] = {
     "mm-embeddings-cache-producer": MediaCache,
     "file-discovery": _FileDiscovery,
     "session-id-producer": SessionId,
-    APPROXIMATE: PrefixIndex,
+    APPROXIMATE: ApproximateIndex,
     "token-producer": _TokenProducer,
     "tokenizer": _TokenProducer,
     "inflight-load-producer": _InFlight,

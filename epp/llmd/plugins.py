@@ -32,6 +32,7 @@ from epp.llmd.parameters import (
     PREFILL_FIRST,
     REFUSED,
     STAND_INS,
+    ApproximateIndex,
     GpuSource,
     MaxSaturation,
     Meaning,
@@ -40,7 +41,6 @@ from epp.llmd.parameters import (
     PreciseIndex,
     PreciseScorer,
     Prefix,
-    PrefixIndex,
     SessionId,
 )
 from epp.llmd.picker_config import FlowControl, Profile, Reference
@@ -360,12 +360,12 @@ def _indexes(made: Mapping[str, object], meaning: Meaning) -> dict[str, PrefixRe
         if isinstance(part, Prefix | PrefixReader)
     }
     asked = [part.prefix_match_info_producer_name or APPROXIMATE for part in readers.values()]
-    there = [name for name, part in made.items() if type(part) is PrefixIndex]
-    read = {name: made.get(name, PrefixIndex()) for name in dict.fromkeys(asked or there)}
+    there = [name for name, part in made.items() if type(part) is ApproximateIndex]
+    read = {name: made.get(name, ApproximateIndex()) for name in dict.fromkeys(asked or there)}
     names = sorted(read, key=lambda name: (not isinstance(read[name], PreciseIndex), not _tunes(read[name])))
     for number, name in enumerate(names):
         found = read[name]
-        if number == 0 and isinstance(found, PrefixIndex) and name in made:
+        if number == 0 and isinstance(found, ApproximateIndex) and name in made:
             found.size(meaning)
         elif number and _tunes(found):
             first = names[0]
@@ -373,13 +373,13 @@ def _indexes(made: Mapping[str, object], meaning: Meaning) -> dict[str, PrefixRe
     changed = {}
     for (name, part), index in zip(readers.items(), asked, strict=True):
         found = read[index]
-        own = found.capacity_tokens if isinstance(found, PrefixIndex) and index != names[0] else 0
+        own = found.capacity_tokens if isinstance(found, ApproximateIndex) and index != names[0] else 0
         changed[name] = replace(part, index_tokens=own, precise=isinstance(found, PreciseIndex))
     return changed
 
 
 def _tunes(found: object) -> bool:
-    return isinstance(found, PrefixIndex) and found.auto_tune
+    return isinstance(found, ApproximateIndex) and found.auto_tune
 
 
 #: A plugin of a profile: as configured, its parameters, its weight.
