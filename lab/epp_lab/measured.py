@@ -1,10 +1,11 @@
 """Run the first command of each page with simulated figures, at one commit.
 
     make measured ARGS="--traces DIR"     # or python -m epp_lab.measured; goes on where it was
+    make measured ARGS="--again '--first-seed 100 --seeds 4'"
 
 Runs are kept in ``build/measured/COMMIT``, what each command printed beside them. A verdict is how a figure
 stands to its baseline's: lower, higher, or level where the interval holds 1. Where it differs from that of
-the commit measured before, the command says so.
+the commit measured before, or with ``--again`` from that of the usual seeds, the command says so.
 """
 
 from __future__ import annotations
@@ -106,9 +107,9 @@ class SkippedError(EppError):
     """It cannot be run here."""
 
 
-def _experiment(words: Sequence[str], kept: Path, jobs: int) -> tuple[float, Verdicts]:
+def _experiment(words: Sequence[str], kept: Path, jobs: int, again: Sequence[str]) -> tuple[float, Verdicts]:
     """Run an experiment; its minutes and verdicts."""
-    name, *options = words
+    name, *options = *words, *again
     found = experiment.find(name)
     if found.takes_fleet:
         if not _FLEET.exists():
@@ -121,8 +122,10 @@ def _experiment(words: Sequence[str], kept: Path, jobs: int) -> tuple[float, Ver
     return experiment.minutes_of(runs), verdicts
 
 
-def _compare(words: Sequence[str], kept: Path, jobs: int) -> tuple[float, Verdicts]:
+def _compare(words: Sequence[str], kept: Path, jobs: int, again: Sequence[str]) -> tuple[float, Verdicts]:
     """Run a comparison; its minutes and verdicts."""
+    if again:
+        raise SkippedError("it has no other seeds")
     parser = argparse.ArgumentParser()
     compare.add_arguments(parser)
     before_s = sum(os.times()[:4])
@@ -140,7 +143,9 @@ def _compare(words: Sequence[str], kept: Path, jobs: int) -> tuple[float, Verdic
 _WAYS: Mapping[str, Callable[..., tuple[float, Verdicts]]] = {"experiments": _experiment, "compare": _compare}
 
 
-def measure(row: Row, folder: Path, *, number: int, jobs: int, left_min: float) -> float:
+def measure(
+    row: Row, folder: Path, *, number: int, jobs: int, left_min: float, again: Sequence[str] = ()
+) -> float:
     """Make a page's figures unless they are there; the minutes that they took.
 
     Raises:
@@ -156,7 +161,7 @@ def measure(row: Row, folder: Path, *, number: int, jobs: int, left_min: float) 
         raise SkippedError(f"takes {row.minutes:g} min, and {left_min:.0f} are left")
     way, *words = shlex.split(row.words)
     with text.open("w", encoding="utf-8") as out, contextlib.redirect_stdout(out):
-        minutes, verdicts = _WAYS[way](words, kept, jobs)
+        minutes, verdicts = _WAYS[way](words, kept, jobs, again)
     told = {"command": f"epp lab {row.words}", "minutes": round(minutes, 2), "verdicts": verdicts}
     done.write_text(json.dumps(told, indent=1), encoding="utf-8")
     return minutes
@@ -184,14 +189,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--only", default="", metavar="TEXT", help="pages and commands with this text in them")
     add("--jobs", type=number_from(1), default=2, help="processes (%(default)s)")
     add("--hours", type=number_from(0, float), default=HOURS, help="of CPU, at most (%(default)s)")
+    add("--again", default="", metavar="WORDS", help="run experiments with these as well, for other seeds")
     arguments = parser.parse_args(argv)
     commit = current_commit()
     if commit.endswith("-dirty"):
         parser.error("the tree has changes: commit them, so that the figures are of one commit")
     if arguments.traces is not None:
         os.environ["EPP_TRACES"] = str(arguments.traces.resolve())
-    folder = _FOLDER / commit
-    others = [path for path in _FOLDER.glob("*") if path != folder]
+    usual, again = _FOLDER / commit, shlex.split(arguments.again)
+    folder = Path("-".join([str(usual), *(word.lstrip("-") for word in again)]))
+    kept = [path for path in _FOLDER.glob("*") if path != folder]
+    others = [path for path in kept if (path == usual if again else not path.name.startswith(commit))]
     folder.mkdir(parents=True, exist_ok=True)
     spent_min = 0.0
     for number, row in enumerate(ROWS):
@@ -199,7 +207,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             continue
         left_min = 60.0 * arguments.hours - spent_min
         try:
-            minutes = measure(row, folder, number=number, jobs=arguments.jobs, left_min=left_min)
+            minutes = measure(row, folder, number=number, jobs=arguments.jobs, left_min=left_min, again=again)
         except (EppError, OSError) as error:
             print(f"{row.page}: epp lab {row.words}: skipped: {error}", flush=True)
             continue

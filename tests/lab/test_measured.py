@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 
@@ -29,8 +30,8 @@ def test_all_of_it_fits_into_the_hours_and_no_experiment_is_left_out() -> None:
 def test_it_goes_on_where_it_was_says_what_it_skips_and_where_a_verdict_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run() -> str:
-        assert main(["--jobs", "1", "--hours", "0.1"]) == 0
+    def run(*words: str) -> str:
+        assert main(["--jobs", "1", "--hours", "0.1", *words]) == 0
         return capsys.readouterr().out
 
     monkeypatch.chdir(tmp_path)
@@ -50,6 +51,23 @@ def test_it_goes_on_where_it_was_says_what_it_skips_and_where_a_verdict_has_chan
     text = (folder / "00.json").read_text()
     earlier.write_text(text.replace(': "lower"', ': "level"').replace(': "higher"', ': "level"'))
     assert ": was level, is " in run()
+
+
+def test_other_seeds_are_kept_apart_and_set_beside_the_usual_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(measured, "current_commit", lambda: "abc")
+    monkeypatch.setattr(measured, "ROWS", (Row("a.md", _WAN, 1), Row("b.md", "compare --seeds 1", 1)))
+    usual = Path("build", "measured", "abc", "00.json")
+    usual.parent.mkdir(parents=True)
+    verdicts = {"three regions | gorgo | TTFT p50 ms": "gone"}
+    usual.write_text(json.dumps({"command": f"epp lab {_WAN}", "verdicts": verdicts}))
+    assert main(["--jobs", "1", "--again", "--first-seed 7"]) == 0
+    assert '"seed":7' in Path("build", "measured", "abc-first-seed-7", "00.jsonl").read_text()
+    told = capsys.readouterr().out
+    assert "TTFT p50 ms: was gone, is " in told
+    assert "b.md: epp lab compare --seeds 1: skipped: " in told
 
 
 def test_figures_of_a_tree_with_changes_are_of_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
