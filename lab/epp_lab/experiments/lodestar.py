@@ -159,6 +159,7 @@ ABLATIONS: Mapping[str, Entry] = {
     "no K-filter": Entry(params={"kv_saturated": 1.0}),
     "linear model": Entry(network={"hidden": ()}),
     "new samples alone": Entry(data={"replay": 0}),
+    "all samples": Entry(data={"recent": 20_000}),
 }
 #: What is held against what came: kinds of predictions.
 KINDS = ("held out", "deployed")
