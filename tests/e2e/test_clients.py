@@ -36,7 +36,9 @@ CACHED = range(300, 340)
 async def two_replicas(folder: Path) -> AsyncIterator[Serving]:
     require_envoy()
     replicas = [quick_config(name) for name in "ab"]
-    async with Serving(folder, replicas=replicas, policy={"name": "prefix-cache"}) as running:
+    # A client takes seconds to load, in which replicas answer no probe: one late by three intervals goes last.
+    probe = {"interval_s": 60.0, "timeout_s": 60.0}
+    async with Serving(folder, replicas=replicas, policy={"name": "prefix-cache"}, probe=probe) as running:
         yield running
 
 
