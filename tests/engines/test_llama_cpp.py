@@ -89,9 +89,7 @@ async def test_a_killed_engine_cuts_its_own_streams_alone_and_comes_back_empty(t
             await dying.kill()
             before = ends.total()
             await until(lambda: ends.total() > before + 8)
-        # One that the engine has read and not begun to answer is lost, and Envoy says so.
-        assert set(ends) - {"503"} == {"whole", "cut"}
-        assert ends["503"] <= 2, "the engine had two"
+        assert set(ends) == {"whole", "cut"}
         records = list(join(recorded(tmp_path / "records")))
         ended_by = {
             one.outcome["served"] or one.outcome["endpoint"]

@@ -17,6 +17,7 @@ import aiohttp
 from epp.envoy.child import Child
 from epp.records.schema import join
 from tests.kit.records import recorded
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -143,8 +144,11 @@ async def converse(
 async def streaming(
     serving: Serving, model: str, *, clients: int, tokens: int
 ) -> AsyncIterator[Counter[str]]:
-    """Clients with a stream open each, one after the other; how streams ended: whole, cut, or by a status."""
-    ends, stop = Counter[str](), asyncio.Event()
+    """Clients with a stream open each, one after the other; how streams ended: whole, cut, or by a status.
+
+    Each has been answered once: an engine that dies loses what it has read and not begun to answer.
+    """
+    ends, answered, stop = Counter[str](), set[int](), asyncio.Event()
 
     async def one(number: int) -> str:
         messages = [{"role": "user", "content": f"{number} asks {ends.total()}"}]
@@ -157,6 +161,7 @@ async def streaming(
         }
         try:
             async with serving.http.post(f"{serving.url}/v1/chat/completions", json=body) as answer:
+                answered.add(number)
                 whole = (await answer.read()).rstrip().endswith(b"data: [DONE]")
                 return "whole" if whole else str(answer.status)
         except aiohttp.ClientError:
@@ -169,6 +174,7 @@ async def streaming(
     async with asyncio.TaskGroup() as group:
         for number in range(clients):
             group.create_task(client(number))
+        await until(lambda: len(answered) == clients)
         yield ends
         stop.set()
 
