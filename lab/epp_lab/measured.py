@@ -144,7 +144,7 @@ _WAYS: Mapping[str, Callable[..., tuple[float, Verdicts]]] = {"experiments": _ex
 
 
 def measure(
-    row: Row, folder: Path, *, number: int, jobs: int, left_min: float, again: Sequence[str] = ()
+    row: Row, folder: Path, *, number: int, jobs: int, left_min: float, again: Sequence[str]
 ) -> float:
     """Make a page's figures unless they are there; the minutes that they took.
 

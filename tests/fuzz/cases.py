@@ -23,15 +23,14 @@ def run(seed: int, count: int, *plays: Callable[[random.Random], str]) -> Counte
         try:
             became[plays[number % len(plays)](rng)] += 1
         except Exception as error:
-            raise RuntimeError(f"seed {seed} case {number}: {error!r}") from error
+            raise RuntimeError(f"seed {seed} case {number}: {error}") from error
     return became
 
 
-def main(about: str, run_cases: Callable[[int, int], Counter[str]]) -> None:
+def main(about: str, run_cases: Callable[..., Counter[str]]) -> None:
     """Run, and print what became of the cases."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=20_000)
-    options = parser.parse_args()
-    for what, count in sorted(run_cases(options.seed, options.count).items()):
+    for what, count in sorted(run_cases(**vars(parser.parse_args())).items()):
         print(f"{what:16} {count}")

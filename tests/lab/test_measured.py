@@ -30,8 +30,8 @@ def test_all_of_it_fits_into_the_hours_and_no_experiment_is_left_out() -> None:
 def test_it_goes_on_where_it_was_says_what_it_skips_and_where_a_verdict_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run(*words: str) -> str:
-        assert main(["--jobs", "1", "--hours", "0.1", *words]) == 0
+    def run() -> str:
+        assert main(["--jobs", "1", "--hours", "0.1"]) == 0
         return capsys.readouterr().out
 
     monkeypatch.chdir(tmp_path)
@@ -61,8 +61,8 @@ def test_other_seeds_are_kept_apart_and_set_beside_the_usual_ones(
     monkeypatch.setattr(measured, "ROWS", (Row("a.md", _WAN, 1), Row("b.md", "compare --seeds 1", 1)))
     usual = Path("build", "measured", "abc", "00.json")
     usual.parent.mkdir(parents=True)
-    verdicts = {"three regions | gorgo | TTFT p50 ms": "gone"}
-    usual.write_text(json.dumps({"command": f"epp lab {_WAN}", "verdicts": verdicts}))
+    earlier = {"command": f"epp lab {_WAN}", "verdicts": {"three regions | gorgo | TTFT p50 ms": "gone"}}
+    usual.write_text(json.dumps(earlier))
     assert main(["--jobs", "1", "--again", "--first-seed 7"]) == 0
     assert '"seed":7' in Path("build", "measured", "abc-first-seed-7", "00.jsonl").read_text()
     told = capsys.readouterr().out
