@@ -18,6 +18,8 @@ from epp_lab.sim.scenario import FleetSpec, Regions, ReplicaSpec, parse_fleet, r
 
 #: Share of requests that find nothing although it should be there; fitted (docs/measured/simulator.md).
 CALIBRATED_LOST_HITS = 0.3
+#: What llm-d's picker reads metrics by, by default.
+LLM_D_SCRAPE_S = 0.05
 
 
 def calibrated(fleet: FleetSpec) -> FleetSpec:

@@ -25,6 +25,7 @@ from epp.policies.registry import create
 from epp.types import SuccessRates
 from epp_lab.capability.fit import fit_ease, fit_models
 from epp_lab.capability.results import Row
+from epp_lab.compare.fleets import LLM_D_SCRAPE_S
 from epp_lab.compare.trace import TraceRequest
 from epp_lab.experiment import Experiment, interval
 from epp_lab.plot import Panel, figure
@@ -139,8 +140,6 @@ MAX_ATTEMPTS, AT_ONCE = 10, 8
 #: A UUID takes some thirty tokens, quotes and an end beside it.
 ANSWER_TOKENS = 40
 BLOCK_TOKENS = 256
-#: What llm-d's picker reads metrics by, by default.
-LLM_D_SCRAPE_S = 0.05
 LOAD_AWARE = "load-aware"
 LOAD_AWARE_PROFILE = {"scorers": {"load": {"type": "load-aware-scorer"}}, "scorer_weights": {"load": 1.0}}
 OURS, BASELINES = ("laar", "laar-paper"), ("least-load", LOAD_AWARE, "session-affinity")

@@ -24,7 +24,7 @@ from msgspec.structs import replace as with_values
 from epp.keyed_uniform import keyed_uniform
 from epp.policies.gorgo_ms import GorgoMs
 from epp.types import NUMERIC_COLUMNS
-from epp_lab.compare.fleets import fleet_named
+from epp_lab.compare.fleets import LLM_D_SCRAPE_S, fleet_named
 from epp_lab.compare.measure import figures, from_window
 from epp_lab.compare.plan import Source
 from epp_lab.compare.simulate import PolicyChoice
@@ -128,8 +128,10 @@ def run(cell: str, entry: str, seed: int) -> dict[str, float]:
     requests, pace, window_s = load(asked, seed)
     chosen = VARIANTS.get(entry) or PolicyChoice(entry)
     policy = ForTheMean() if entry == MEAN else policy_named(chosen.name)
-    options = WindowOptions(time_scale=pace)
-    result = run_window(requests, fleet_of(asked), policy, chosen.weights, seed=seed, options=options)
+    fleet, options = fleet_of(asked), WindowOptions(time_scale=pace)
+    if entry == "llm-d":
+        fleet = replace(fleet, scrape_interval_s=LLM_D_SCRAPE_S)
+    result = run_window(requests, fleet, policy, chosen.weights, seed=seed, options=options)
     at_s = np.array([one.at_ms for one in requests]) * pace / 1e3
     due = (at_s >= WARMUP_S * window_s / WINDOW_S) & (at_s <= window_s)
     found = figures(from_window(result, len(requests)), requests, due, pace=pace)
