@@ -11,6 +11,7 @@ from aiohttp import web
 
 from epp.config.pool import EndpointSpec
 from tests.kit.picker import CONFIG, Serving
+from tests.kit.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -72,7 +73,8 @@ class Engine:
         app.router.add_route("*", "/{path:.*}", self.serve)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", int(self.address.partition(":")[2] or 0)).start()
+        port = int(self.address.partition(":")[2] or free_ports())
+        await web.TCPSite(self._runner, "127.0.0.1", port).start()
         self.address = f"127.0.0.1:{self._runner.addresses[0][1]}"
         return self
 

@@ -15,6 +15,7 @@ from aiohttp import web
 from epp.envoy.process import EnvoyError, find_envoy, version_of
 from epp.envoy.settings import EnvoySettings
 from epp.types import Endpoint
+from tests.kit.ports import free_ports
 
 if TYPE_CHECKING:
     import ssl
@@ -94,7 +95,7 @@ class Replica:
         app.router.add_route("*", "/{path:.*}", self._answer)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self.host, self.port, ssl_context=self.tls)
+        site = web.TCPSite(self._runner, self.host, self.port or free_ports(), ssl_context=self.tls)
         await site.start()
         self.port = self._runner.addresses[0][1]
 

@@ -20,6 +20,8 @@ with warnings.catch_warnings():
     from envoy_data_plane.envoy.service.ext_proc import v3 as ep
     from envoy_data_plane.google import protobuf
 
+from tests.kit.ports import free_ports
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
@@ -85,7 +87,7 @@ class ExtProcServer:
         )
         # The health checks of full duplex; grpc's own servicer answers SERVING for "".
         health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(), self._server)
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port or free_ports()}")
         await self._server.start()
 
     async def stop(self) -> None:

@@ -24,6 +24,7 @@ from tests.kit.kubestore import (
     matches,
     merge,
 )  # fmt: skip
+from tests.kit.ports import free_ports
 
 if TYPE_CHECKING:
     import ssl
@@ -70,7 +71,8 @@ class KubeServer:
                 app.router.add_put(f"{path}/{{name}}", self._put)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port, ssl_context=self._tls, reuse_address=True)
+        port = self.port or free_ports()
+        site = web.TCPSite(self._runner, "127.0.0.1", port, ssl_context=self._tls, reuse_address=True)
         await site.start()
         self.port = self._runner.addresses[0][1]
 

@@ -9,6 +9,7 @@ import os
 import re
 from collections import Counter
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import aiohttp
@@ -205,7 +206,9 @@ class Serving:
         self.variant, self._concurrency = variant, concurrency
         eds_path = "" if variant is Variant.ORIGINAL_DST else str(folder / "eds.json")
         self.folder, self._changes = folder, {"variant": variant, "eds_path": eds_path, **(envoy or {})}
-        self.replicas = [] if upstreams else [SimReplica(replica) for replica in replicas]
+        self.replicas = [
+            SimReplica(replace(each, port=each.port or free_ports())) for each in replicas if not upstreams
+        ]
         self._upstreams = upstreams or self.replicas
         self.picker = PickerProcess(folder, program=program, options=options, **config)
         self._exit = AsyncExitStack()
@@ -253,7 +256,7 @@ class Serving:
         """A streamed answer that has begun to come."""
         body = chat_body("hi", stream=True, max_tokens=max_tokens)
         async with self.http.post(self.url + CHAT, json=body) as answer:
-            await answer.content.readany()
+            await answer.content.readline()  # what came with it is left to be read
             yield answer
 
     async def chat(self, text: str = "hello", **options: Any) -> tuple[int, Any]:

@@ -26,6 +26,7 @@ from tests.kit.envoy import Replica, require_envoy, settings
 from tests.kit.kubefollow import PATIENCE_S, kubeconfig
 from tests.kit.llmd import loopback
 from tests.kit.replicas import CHAT, chat_body
+from tests.kit.waiting import until
 from tests.llmd.test_serve import certificate
 
 if TYPE_CHECKING:
@@ -103,5 +104,5 @@ async def test_the_scheduler_that_kserve_deploys_picks_for_envoy(
             assert answer.status == 200, await answer.text()
         async with http.get(last) as answer:
             decision = await answer.json()
+        await until(lambda: "/metrics" in engine.requests)
     assert (decision["policy"], decision["endpoints"]) == ("llm-d-profile", [engine.address])
-    assert "/metrics" in engine.requests

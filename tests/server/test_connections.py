@@ -24,6 +24,7 @@ from epp.server.tls import GRPC_SECTION, Certificates
 from tests.kit import certificates
 from tests.kit.clock import ManualClock
 from tests.kit.http2 import message, settings
+from tests.kit.logs import own_lines
 from tests.kit.rawpeer import RawPeer, Serving
 from tests.kit.waiting import until
 
@@ -62,8 +63,9 @@ async def test_a_peer_has_half_of_the_places_for_connections_in_use(
         await until(outside.ended)
         await outside.close()
     assert await serving.metric(REFUSED) == 20
-    lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert set(lines) == {"a connection was closed at once: no place was left for its peer"}
+    assert set(own_lines(caplog, logging.WARNING)) == {
+        "a connection was closed at once: no place was left for its peer"
+    }
     inside += [await busy(serving, "127.0.0.2") for _ in range(2)]
     outside = await serving.connect(source="127.0.0.3")
     await until(outside.ended)

@@ -132,12 +132,12 @@ async def test_probes_tell_of_a_loop_that_stands_still_and_of_one_that_goes_on(
     assert seen["not live"].startswith("the event loop has stood still for ")
     assert seen["health"] == [NOT_SERVING, NOT_SERVING]
     assert seen["metrics"] == (503, "the picker's event loop does not answer\n")
-    assert "asked.wait(240)" in stacks[0]
+    assert any("asked.wait(240)" in stack for stack in stacks)
     await asyncio.to_thread(asker.until, "/readyz", 200)
     assert (await asyncio.to_thread(asker.get, "/livez"))[0] == 200
     assert [await asyncio.to_thread(asker.health, name) for name in ("", "liveness")] == [SERVING, SERVING]
-    status, text = await asyncio.to_thread(asker.get, "/metrics")
-    assert (status, "epp_event_loop_stall_seconds_total" in text) == (200, True)
+    text = await asyncio.to_thread(asker.until, "/metrics", 200)
+    assert "epp_event_loop_stall_seconds_total" in text
     asker.close()
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epp.feeds.keep_alive import KeepAlive
+from tests.kit.waiting import HANGS_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -50,7 +51,7 @@ async def server(*answers: bytes, leave_after: int = 1000) -> AsyncIterator[tupl
 async def test_answers_of_every_framing_leave_the_connection_open(answer: bytes) -> None:
     async with server(answer) as (client, asked):
         for _ in range(3):
-            found = await client.get("/metrics", {"authorization": "Bearer x"}, 2.0)
+            found = await client.get("/metrics", {"authorization": "Bearer x"}, HANGS_S)
             assert (found.status, found.body) == (200, b"hello")
             assert found.took_s > 0.0
     assert client.opened == 1
@@ -60,8 +61,8 @@ async def test_answers_of_every_framing_leave_the_connection_open(answer: bytes)
 
 async def test_an_answer_to_the_connections_end_and_the_next_one() -> None:
     async with server(TO_THE_END) as (client, _):
-        assert (await client.get("/", {}, 2.0)).body == b"hello"
-        assert (await client.get("/", {}, 2.0)).body == b"hello"
+        assert (await client.get("/", {}, HANGS_S)).body == b"hello"
+        assert (await client.get("/", {}, HANGS_S)).body == b"hello"
     assert client.opened == 2
 
 
@@ -69,14 +70,14 @@ async def test_what_follows_an_answer_unasked_is_no_answer_to_the_next_request()
     behind = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nho"
     async with server(LENGTH + behind, LENGTH) as (client, _):
         for _ in range(2):
-            assert (await client.get("/", {}, 2.0)).body == b"hello"
+            assert (await client.get("/", {}, HANGS_S)).body == b"hello"
     assert client.opened == 2
 
 
 async def test_a_connection_that_was_closed_meanwhile_is_opened_again() -> None:
     async with server(LENGTH, leave_after=1) as (client, _):
         for _ in range(3):
-            assert (await client.get("/", {}, 2.0)).body == b"hello"
+            assert (await client.get("/", {}, HANGS_S)).body == b"hello"
             await asyncio.sleep(0.02)
     assert client.opened == 3
 
@@ -97,18 +98,18 @@ async def test_what_is_no_answer_raises_and_the_next_request_starts_anew(
     monkeypatch.setattr("epp.feeds.keep_alive.MAX_BODY_BYTES", 100)
     async with server(answer, LENGTH) as (client, _):
         with pytest.raises(error):
-            await client.get("/", {}, 0.2)
-        assert (await client.get("/", {}, 2.0)).body == b"hello"
+            await client.get("/", {}, 1.0 if error is TimeoutError else HANGS_S)
+        assert (await client.get("/", {}, HANGS_S)).body == b"hello"
     assert client.opened == 2
 
 
 async def test_who_gives_up_gets_no_answer_of_the_request_before() -> None:
     first, second = (b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n%d" % number for number in (1, 2))
     async with server(first, second) as (client, asked):
-        given_up = asyncio.ensure_future(client.get("/", {}, 15.0))
+        given_up = asyncio.ensure_future(client.get("/", {}, HANGS_S))
         while not asked:
             await asyncio.sleep(0)
         given_up.cancel()
         with pytest.raises(asyncio.CancelledError):
             await given_up
-        assert (await client.get("/", {}, 15.0)).body == b"2"
+        assert (await client.get("/", {}, HANGS_S)).body == b"2"

@@ -116,7 +116,7 @@ async def engine(status: int = 200, headers: list[dict[str, str]] | None = None)
 async def polled(target: Target, scrape: Scrape) -> AsyncIterator[Seen]:
     """A poller at work; probes are as patient as scrapes."""
     seen: Any = Seen()
-    probe = Probe(interval_s=0.02, timeout_s=0.5)
+    probe = Probe(interval_s=0.02, timeout_s=30.0)
     tasks = Tasks()
     token = TokenFile(target.bearer_token_file) if target.bearer_token_file else None
     if token is not None:
@@ -149,7 +149,7 @@ async def test_a_round_trip_counts_only_on_a_warm_connection() -> None:
         await seen.until("rtts", 5)
         await seen.until("samples", 2)
     assert seen.rtts[0] is None, "the first one paid for the connection"
-    assert all(rtt is not None and 0 < rtt < 500 for rtt in seen.rtts[2:])
+    assert all(rtt is not None and 0 < rtt < 30_000 for rtt in seen.rtts[2:])
     assert seen.samples[0] == EngineSample("vllm", running=3.0)
 
 

@@ -26,7 +26,7 @@ from tests.kit import certificates
 from tests.kit.conversation import request_body
 from tests.kit.logs import own_lines
 from tests.kit.transports import BOTH, LONGEST_BYTES, listener
-from tests.kit.waiting import until
+from tests.kit.waiting import HANGS_S, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -158,8 +158,9 @@ async def test_answers_keep_their_order_behind_one_that_waits(
 
 
 async def test_a_client_that_gives_up_ends_its_exchange_once(
-    channel: grpc.aio.Channel, served: Served
+    channel: grpc.aio.Channel, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("epp.rpc.grpcio_server._RESET_S", HANGS_S)  # so late may a busy machine say it
     for body in (b"x", WAIT):
         call = open_call(channel)
         await call.write(request_body(b"first"))

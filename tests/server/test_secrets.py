@@ -46,7 +46,7 @@ async def test_a_token_that_is_no_text_is_not_quoted(tmp_path: Path) -> None:
     (tmp_path / "token").write_bytes(b"\xe9hunter2")
     token = TokenFile(str(tmp_path / "token"))
     following = asyncio.ensure_future(token.follow())
-    await token.first_read()
+    await token._read.wait()
     following.cancel()
     with pytest.raises(OSError, match="cannot be read: it is no text") as error:
         token.headers()
