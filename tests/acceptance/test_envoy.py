@@ -108,7 +108,7 @@ FAULTS = {
     "no bodies": ("request bodies are not sent to the picker", "set request_body_mode: BUFFERED"),
 }
 CHANGES = {
-    "short timeout": {"message_timeout: 0.250s": "message_timeout: 0.020s"},
+    "short timeout": {" message_timeout: 2s": " message_timeout: 0.020s"},
     "no bodies": {"body_mode: BUFFERED": "body_mode: NONE"},
 }
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from tests.acceptance.kit import MODEL, run, serving, until
+from tests.acceptance.kit import MODEL, QUICK, run, serving, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +47,7 @@ def prompt_tokens(stack: Stack, **fields: Any) -> int:
 
 def test_a_model_with_a_tokenizer_is_counted_and_another_is_estimated(tmp_path: Path) -> None:
     write_model(tmp_path / "model")
-    with serving(tmp_path, "a", tokens={"models": {MODEL: {"source": "model"}}}) as stack:
+    with serving(tmp_path, "a", tokens={**QUICK["tokens"], "models": {MODEL: {"source": "model"}}}) as stack:
         assert [prompt_tokens(stack) for _ in range(2)] == [COUNTED] * 2
         assert prompt_tokens(stack, model="another") == ESTIMATED
 
@@ -154,7 +154,7 @@ def test_a_tokenizer_is_downloaded_where_a_key_allows_it(
     write_model(tmp_path / "model")
     with hub(tmp_path / "model") as url:
         monkeypatch.setenv("HF_ENDPOINT", url)
-        with serving(tmp_path, REPLICA, tokens={"tokenizer": "download"}) as stack:
+        with serving(tmp_path, REPLICA, tokens={**QUICK["tokens"], "tokenizer": "download"}) as stack:
             until(lambda: counted_by(stack, "tokenizer"))
             assert prompt_tokens(stack, model=SERVED) == COUNTED
     assert list(cache.glob("models--org--tiny/snapshots/*/tokenizer.json"))

@@ -231,9 +231,10 @@ async def test_who_may_not_share_says_so_and_serves(tmp_path: Path) -> None:
         wrong = {"url": server.url.replace("//", "//epp:wrong@")}
         async with Pair(tmp_path, right, nats=wrong) as pair:
             await pair.one.picker.until_metric("epp_cluster_connected", lambda value: value == 1)
+            said = "no NATS, this picker decides alone: nats: 'Authorization Violation'"
+            await until(lambda: said in pair.two.picker.log())
             assert await cached(pair.two) == 0
-            log = pair.two.picker.log()
-            assert log.count("no NATS, this picker decides alone: nats: 'Authorization Violation'") == 1
+            assert pair.two.picker.log().count(said) == 1
             assert await pair.one.picker.metric("epp_cluster_peers") == 0
 
 
@@ -327,7 +328,8 @@ async def test_the_tuner_of_the_leader_works_for_all_and_the_next_one_goes_on_fr
             await other.picker.metrics()
         )
         assert "tuning gorgo" in first.log()
-        assert f"waiting: {read_lead(other.folder / 'records').leader} leads the pickers" in second.log()
+        waiting = f"waiting: {read_lead(other.folder / 'records').leader} leads the pickers"
+        await until(lambda: waiting in second.log())
         refused = await epp(other, "freeze", "freeze")
         assert await refused.wait() == 2
         assert "this picker does not lead" in refused.log()

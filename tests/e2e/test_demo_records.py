@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -13,9 +12,11 @@ import pytest_asyncio
 from epp.records.files import read_records
 from epp.records.schema import join
 from epp_lab.compare.load import LoadOptions, RequestResult, run_load
-from epp_lab.demo.command import fleet
-from epp_lab.demo.stack import LAST_REPORTS_S, MODEL
+from epp_lab.demo.command import REPLICAS
+from epp_lab.demo.stack import MODEL, Stack
 from epp_lab.workloads.art_chat import DEMO, generate
+from tests.kit.records import ended
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,9 +58,10 @@ class Ran:
 async def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     folder = tmp_path_factory.mktemp("demo")
     load = generate(replace(DEMO, duration_s=7.0, rate_rps=16.0), 1)
-    async with fleet(folder, "gorgo") as stack:
+    policy, patient = {"policy": {"name": "gorgo"}}, {"message_timeout_ms": 5000}
+    async with Stack(folder, REPLICAS, policy, envoy=patient) as stack:
         results = await run_load(load, LoadOptions(base_url=stack.url, model=MODEL))
-        await asyncio.sleep(LAST_REPORTS_S)
+        await until(lambda: ended(folder / "records") == len(results))
     return Ran(results, pair(folder / "records", results))
 
 

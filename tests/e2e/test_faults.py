@@ -24,16 +24,16 @@ STEADY = replace(QUICK, decode_curve=((1, 5.0),))
 
 
 async def test_in_full_duplex_a_killed_picker_cuts_answers_in_flight_only(tmp_path: Path) -> None:
-    slow = [quick_config(name, engine_class=STEADY, answer_tokens=200) for name in "ab"]
+    slow = [quick_config(name, engine_class=SLOW, answer_tokens=4000) for name in "ab"]
     async with Serving(tmp_path, replicas=slow, variant=Variant.FULL_DUPLEX) as serving:
 
-        async def stream() -> bool:
+        async def stream(max_tokens: int = 4) -> bool:
             try:
-                return await serving.streamed("hi", 100)
+                return await serving.streamed("hi", max_tokens)
             except aiohttp.ClientError:
                 return False
 
-        in_flight = [asyncio.ensure_future(stream()) for _ in range(10)]
+        in_flight = [asyncio.ensure_future(stream(4000)) for _ in range(10)]
         await serving.picker.until_metric("epp_requests_in_flight", lambda value: value == 10)
         await serving.picker.kill()
         assert not any(await asyncio.gather(*in_flight)), (
@@ -77,7 +77,11 @@ async def test_without_hosts_of_its_own_envoy_refuses_what_a_hung_picker_does_no
         for status, _ in await asyncio.gather(*(serving.chat(f"hung {n}") for n in range(10))):
             assert status == 503
         serving.picker.signal(SIGCONT)
-        assert (await serving.chat("awake"))[0] == 200
+
+        async def awake() -> bool:
+            return (await serving.chat("awake"))[0] == 200
+
+        await until(awake)
 
 
 @pytest.mark.parametrize("variant", [Variant.STANDALONE, Variant.FULL_DUPLEX])
@@ -89,6 +93,7 @@ async def test_requests_that_wait_on_a_hung_picker_wait_no_longer_than_it_lives(
     options: dict[str, Any] = {"variant": variant, "envoy": envoy, "program": HANGING}
     async with Serving(tmp_path, **options) as serving:
         serving.picker.signal(SIGUSR1)
+        await until(lambda: "it hangs" in serving.picker.log())
         wanted = 503 if variant is Variant.FULL_DUPLEX else 200
         for status, _ in await asyncio.gather(*(serving.chat(f"hung {n}") for n in range(10))):
             assert status == wanted

@@ -54,7 +54,7 @@ async def test_a_read_answer_tells_everything_and_passes_unchanged(tmp_path: Pat
         assert (outcome["prompt_tokens"], outcome["completion_tokens"]) == (1200, 5)
         assert outcome["cached_tokens"] == 1024
         assert outcome["response_bytes"] == len(reply.body)
-        assert len(TOKENS) <= outcome["chunks"] <= len(pieces)
+        assert 1 < outcome["chunks"] <= len(pieces)  # what Envoy reads late it passes on together
         assert 0 < outcome["ttft_ms"] < outcome["e2e_ms"]
         assert 0 < outcome["itl_ms"] < outcome["e2e_ms"]
         assert set(outcome["sources"].values()) == {"stream"}

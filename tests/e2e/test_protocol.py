@@ -120,8 +120,11 @@ async def test_envoys_own_failures_are_told_in_the_words_of_the_api(path: str) -
         await writer.drain()
 
     async with aiohttp.ClientSession() as http, ScriptedUpstream(hang) as upstream:
-        for endpoint, status in ((Endpoint("127.0.0.1:1"), 503), (upstream.endpoint, 504)):
-            alone = settings([endpoint], picker_port=1, stream_idle_timeout_s=0.5)
+        for endpoint, status, idle_s in (
+            (Endpoint("127.0.0.1:1"), 503, 240.0),
+            (upstream.endpoint, 504, 0.5),
+        ):
+            alone = settings([endpoint], picker_port=1, stream_idle_timeout_s=idle_s)
             async with (
                 EnvoyProcess(alone) as envoy,
                 http.post(envoy.listener_url + path, data=b"{}") as answer,

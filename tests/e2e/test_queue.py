@@ -70,7 +70,7 @@ async def full(
     engine = Busy()
     options: dict[str, Any] = {
         "queue": {"enabled": True, "ttl_s": 60.0, **queue},
-        "envoy": {"queue_wait_s": 60.0, "stall_limit_s": 1.0},
+        "envoy": {"queue_wait_s": 60.0},
         "variant": variant,
         "drain_s": drain_s,
         "saturation": {"stale_after_s": 1.0},

@@ -38,8 +38,8 @@ async def test_a_model_whose_engine_is_gone_is_answered_by_no_other(
 
 @pytest.mark.parametrize("variant", [Variant.STANDALONE, Variant.FULL_DUPLEX])
 async def test_fail_closed_nobody_answers_while_the_picker_is_dead(tmp_path: Path, variant: Variant) -> None:
-    changes = {"fail_closed": True, "picker_keepalive_s": 0.2}
-    async with serving(tmp_path, [Engine(["tiny"], answer=told)], variant=variant, envoy=changes) as served:
+    closed = {"fail_closed": True}
+    async with serving(tmp_path, [Engine(["tiny"], answer=told)], variant=variant, envoy=closed) as served:
         assert (await served.chat(model="tiny"))[0] == 200
         await served.picker.kill()
         assert {(await served.chat(model="tiny"))[0] for _ in range(4)} == {503}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import sys
 import time
@@ -19,7 +20,8 @@ HANGING = (sys.executable, "-m", "tests.kit.hanging")
 
 
 def hang() -> None:
-    """Keep the loop's thread from doing anything else."""
+    """Keep the loop's thread from doing anything else, once the log says so."""
+    logging.getLogger("epp").warning("it hangs")
     time.sleep(60)
 
 

@@ -34,8 +34,8 @@ pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 
 #: Two requests at once, a third of a second each: a few clients fill it.
 SMALL = replace(QUICK, name="small", max_running=2, decode_curve=((1, 20.0),))
-#: From when on no new request may fail.
-BOUND_S = 2.0
+#: From when on no new request may fail: a peer is known to be away within two seconds, on a busy machine later.
+BOUND_S = 4.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
