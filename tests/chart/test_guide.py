@@ -130,9 +130,9 @@ async def test_a_guide_s_values_serve_from_a_cluster(serving: str, installed: In
 
         await until(decides)
         before = await decided()
-        prompts = [f"question {number} " * 200 for number in range(8)]
+        prompts = [f"question {number} " * 200 for number in range(16)]
         first = [await chat(prompt) for prompt in prompts]
         assert set(first) == set(HOSTS), "load is spread"
         assert [await chat(prompt) for prompt in prompts] == first, "what is cached is found again"
-        assert await decided() == before + 16
+        assert await decided() == before + 32
     assert (await installed.get(DEPLOYMENT))["spec"]["replicas"] == 1

@@ -86,6 +86,8 @@ async def test_a_killed_engine_cuts_its_own_streams_alone_and_comes_back_empty(t
             assert answer.status == 200
         async with streaming(serving, MODEL, clients=4, tokens=2000) as ends:
             await serving.picker.until_metric("llm_d_epp_average_running_requests", lambda value: value == 2)
+            # It loses what it has read and not begun to answer.
+            await until(lambda: len(ends.open) == 4)
             await dying.kill()
             before = ends.total()
             await until(lambda: ends.total() > before + 8)

@@ -62,13 +62,12 @@ async def rig(request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
     async with AsyncExitStack() as stack:
         replicas = [await stack.enter_async_context(Replica()) for _ in range(3)]
         picker = await stack.enter_async_context(ExtProcServer())
-        # The kit's picker decodes 20 MB in pure Python; the test of a hung picker has an Envoy of its own.
+        # A single health check that is answered late lets requests go on without the picker.
         chosen = settings(
             [replica.endpoint for replica in replicas],
             picker.port,
             variant=request.param,
-            message_timeout_ms=10_000,
-            picker_keepalive_s=0.2,
+            picker_keepalive_s=5.0,
         )
         envoy = await stack.enter_async_context(EnvoyProcess(chosen))
         yield Rig(picker, replicas, envoy, chosen)

@@ -36,7 +36,7 @@ async def test_dead_primary_is_retried_on_the_next_picked_and_ejected() -> None:
         ExtProcServer() as picker,
     ):
         pool = [dead.endpoint, second.endpoint, third.endpoint]
-        async with EnvoyProcess(settings(pool, picker.port, eject_s=1)) as envoy:
+        async with EnvoyProcess(settings(pool, picker.port, eject_s=60)) as envoy:
             await dead.stop()
             for backup in (second, third) * 3:
                 picker.destination = f"{dead.address},{backup.address}"

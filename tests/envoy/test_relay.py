@@ -102,7 +102,6 @@ async def tiers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Tiers
             relays=known,
             endpoint_header=True,
             access_log=True,
-            message_timeout_ms=10_000,
             eject_s=1,
         )
         local = replace(chosen, relays=as_seen_by(known, "relay", folder), access_log=False)

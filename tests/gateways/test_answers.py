@@ -96,7 +96,7 @@ async def rig(
 
     def impatient(shape: shapes.Shape) -> None:
         """Timeouts are short where a test waits for them, and shorter than any test where they end nothing."""
-        shape.processor.message_timeout = api.ms(50 if gateway.duplex else 2000)
+        shape.processor.message_timeout = api.ms(50 if gateway.duplex else 5000)
         service = (shape.overrides or shape.processor).grpc_service
         assert service is not None
         service.timeout = api.ms(50)

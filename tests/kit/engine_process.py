@@ -140,15 +140,18 @@ async def converse(
             history.append({"role": "assistant", "content": said})
 
 
-@asynccontextmanager
-async def streaming(
-    serving: Serving, model: str, *, clients: int, tokens: int
-) -> AsyncIterator[Counter[str]]:
-    """Clients with a stream open each, one after the other; how streams ended: whole, cut, or by a status.
+class Ends(Counter[str]):
+    """How streams ended: whole, cut, or by a status; ``open`` are the clients whose stream has begun and not ended."""
 
-    Each has been answered once: an engine that dies loses what it has read and not begun to answer.
-    """
-    ends, answered, stop = Counter[str](), set[int](), asyncio.Event()
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: set[int] = set()
+
+
+@asynccontextmanager
+async def streaming(serving: Serving, model: str, *, clients: int, tokens: int) -> AsyncIterator[Ends]:
+    """Clients with a stream each, one after the other, of which each has been answered once."""
+    ends, answered, stop = Ends(), set[int](), asyncio.Event()
 
     async def one(number: int) -> str:
         messages = [{"role": "user", "content": f"{number} asks {ends.total()}"}]
@@ -162,10 +165,13 @@ async def streaming(
         try:
             async with serving.http.post(f"{serving.url}/v1/chat/completions", json=body) as answer:
                 answered.add(number)
+                ends.open.add(number)
                 whole = (await answer.read()).rstrip().endswith(b"data: [DONE]")
                 return "whole" if whole else str(answer.status)
         except aiohttp.ClientError:
             return "cut"
+        finally:
+            ends.open.discard(number)
 
     async def client(number: int) -> None:
         while not stop.is_set():

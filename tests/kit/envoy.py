@@ -113,9 +113,9 @@ class Replica:
 
 
 def settings(endpoints: Sequence[Endpoint], picker_port: int, **changes: Any) -> EnvoySettings:
-    """Settings with ports that the system chooses."""
-    values: dict[str, Any] = {"listener_port": 0, "admin_port": 0, "picker_port": picker_port} | changes
-    return EnvoySettings(endpoints=tuple(endpoints), **values)
+    """Settings with ports that the system chooses, and patience: the kit's picker answers from the test's event loop."""
+    values: dict[str, Any] = {"listener_port": 0, "admin_port": 0, "message_timeout_ms": 10_000, **changes}
+    return EnvoySettings(endpoints=tuple(endpoints), picker_port=picker_port, **values)
 
 
 @dataclass

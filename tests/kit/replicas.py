@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from epp_lab.sim.engine_class import L40S_X2
 from epp_lab.sim.http import SimConfig, SimReplica
+from tests.kit.waiting import HANGS_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -62,11 +63,11 @@ def replicas_in_thread(*configs: SimConfig) -> Iterator[list[str]]:
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()
     try:
-        assert ready.wait(20)
+        assert ready.wait(HANGS_S)
         yield urls
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(20)
+        thread.join(HANGS_S)
         loop.close()
 
 

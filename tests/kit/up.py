@@ -29,9 +29,9 @@ class Up(Child):
     url = ""
 
     async def ready(self) -> None:
-        """Wait until it says where it takes requests."""
+        """Wait until it says where it takes requests, and all that it says then."""
         async with asyncio.timeout(240):
-            await self.until(lambda: "Ready: " in self.log())
+            await self.until(lambda: "Ctrl-C ends everything\n" in self.log())
         self.url = re.findall(r"Ready: (\S+)", self.log())[0]
 
     async def ask(self, model: str = MODEL, text: str = "hello") -> tuple[int, str]:

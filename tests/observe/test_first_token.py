@@ -15,6 +15,7 @@ import uvloop
 
 from epp.config.address import split_address
 from epp.request.first_token import MAX_HEAD_BYTES, FirstTokenReceiver
+from tests.kit.waiting import HANGS_S
 from tests.observe.conftest import Told
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ async def talk(receiver: FirstTokenReceiver, *pieces: bytes, answer_bytes: int) 
             writer.write(piece)
             await writer.drain()
             await asyncio.sleep(0)
-        return await asyncio.wait_for(reader.readexactly(answer_bytes), 10)
+        return await asyncio.wait_for(reader.readexactly(answer_bytes), HANGS_S)
     finally:
         writer.transport.abort()
 
@@ -122,7 +123,7 @@ async def test_stop_closes_connections_and_the_port() -> None:
     await reader.readexactly(len(OK))
     await receiver.stop()
     with contextlib.suppress(ConnectionError):
-        assert await asyncio.wait_for(reader.read(), 10) == b""
+        assert await asyncio.wait_for(reader.read(), HANGS_S) == b""
     writer.transport.abort()
     with pytest.raises(ConnectionError):
         await asyncio.open_connection(*split_address(receiver.address))

@@ -17,8 +17,9 @@ from epp.errors import ConfigError
 from epp.request.first_token import FirstTokenReceiver
 from epp.types import Endpoint
 from tests.kit.certificates import self_signed
+from tests.kit.ports import free_ports
 from tests.observe import answers
-from tests.observe.conftest import Told, running
+from tests.observe.conftest import running
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,10 +69,7 @@ async def test_over_mtls_and_for_nobody_without_a_certificate(tmp_path: Path) ->
     context.load_cert_chain(cert, key)
     context.verify_mode = ssl.CERT_REQUIRED
     files = TlsFiles(ca_file=str(cert), cert_file=str(cert), key_file=str(key))
-    # Envoy connects for the first call only, so the listener may come after it on a port of its choice.
-    free = FirstTokenReceiver(Told())
-    port = int(free.listen("127.0.0.1:0").rpartition(":")[2])
-    await free.stop()
+    port = free_ports()  # Envoy connects for the first call only, so the listener may come after it
     async with running(first_token_port=port, first_token_tls=files) as rig:
         receiver = FirstTokenReceiver(rig.told)
         assert receiver.listen(f"127.0.0.1:{port}", context) == f"127.0.0.1:{port}"

@@ -71,7 +71,7 @@ async def test_no_pick_is_told_without_an_id(rig: Rig) -> None:
 
 
 async def test_silent_upstream_is_timed_out() -> None:
-    async with running(stream_idle_timeout_s=0.2) as rig:
+    async with running(stream_idle_timeout_s=5.0) as rig:
         rig.plays(never_ends)
         _, _, report = await rig.exchange()
         assert (report.cause, report.status) == (Termination.TIMED_OUT, 200)

@@ -301,9 +301,14 @@ async def test_engines_behind_paths_are_asked_there_and_so_is_a_retry(tmp_path: 
             assert f"{first} is vLLM and serves sim-model" in up.log()
             await served(up, "a", "b", "c")
             (page,) = re.findall(r"(\S+)/ui\b", up.log())
-            async with aiohttp.ClientSession() as http, http.get(f"{page}/metrics") as answer:
-                events = Page(await answer.text()).by("epp_endpoint_events_total", "event")
-                assert not [event for event in events if event.endswith("-failed")]
+
+            async def scraped() -> bool:
+                async with aiohttp.ClientSession() as http, http.get(f"{page}/metrics") as answer:
+                    return (
+                        len(Page(await answer.text()).by("epp_endpoint_engine_age_seconds", "endpoint")) == 3
+                    )
+
+            await until(scraped)
             await stack.aclose()
             for number in range(6):
                 status, replica = await up.ask(text=f"another question {number}")
