@@ -71,7 +71,7 @@ ROWS = (
     Row("measured/policies.md", "experiments policy-knowledge"),
     Row("measured/policies.md", "experiments policies --seeds 7", 9),
     Row("measured/policies.md", "experiments policies-fresh", traces=True),
-    Row("scale.md", 'experiments pickers --cells "1000 endpoints" --seeds 2', 5),
+    Row("scale.md", 'experiments pickers --cells "1000 endpoints" --seeds 2', 7.5),
     Row("measured/cluster.md", "experiments pickers"),
     Row("measured/multi-region.md", "experiments sketch"),
     Row("tuner.md", "experiments tuner-drift"),

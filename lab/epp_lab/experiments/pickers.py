@@ -71,5 +71,6 @@ EXPERIMENT = Experiment(
     entries=ENTRIES,
     run=run,
     seeds=8,
-    minutes=10,
+    on_request=("1000 endpoints",),
+    minutes=2,
 )
