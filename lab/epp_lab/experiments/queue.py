@@ -257,7 +257,8 @@ def at_overload(runs: Sequence[CellRun]) -> str:
         pairs = [(run, found.get((f"{load} 0.7", "off", run.seed))) for run in busy]
         row = [load, entry]
         for name in names:
-            logs = [math.log(run.value(name) / usual.value(name)) for run, usual in pairs if usual]
+            # A run may have no hit at all: it counts as a thousandth of the usual hits.
+            logs = [math.log(max(run.value(name) / usual.value(name), 1e-3)) for run, usual in pairs if usual]
             row.append(ratio_text(np.array(logs)))
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
