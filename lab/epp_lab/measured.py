@@ -63,13 +63,13 @@ class Row(NamedTuple):
 _PICKERS = "--fleet one-region --policy gorgo-ms --pickers"
 ROWS = (
     Row("measured/multi-region.md", "experiments wan"),
-    Row("laar.md", "experiments laar --seeds 40", 4),
+    Row("laar.md", "experiments laar --seeds 40", 11),
     Row("measured/lodestar.md", "experiments lodestar-gate --cells l20-a30", 2),
     Row("tuner.md", "experiments tuner-guard"),
     Row("tuner.md", "experiments tuner-paper"),
     Row("measured/multi-region.md", "experiments network"),
     Row("measured/policies.md", "experiments policy-knowledge"),
-    Row("measured/policies.md", "experiments policies --seeds 7", 9),
+    Row("measured/policies.md", "experiments policies --seeds 7", 17),
     Row("measured/policies.md", "experiments policies-fresh", traces=True),
     Row("scale.md", 'experiments pickers --cells "1000 endpoints" --seeds 2', 7.5),
     Row("measured/cluster.md", "experiments pickers"),
@@ -83,23 +83,33 @@ ROWS = (
     Row("measured/disaggregation.md", "experiments pairs", traces=True),
     Row(
         "measured/agents.md",
-        "experiments agents --first-seed 10 --seeds 10 --entries early,programs,affinity"
-        ' --cells "1.0 last,2.0 last"',
-        15,
+        "experiments agents --first-seed 10 --seeds 10 --entries early,programs,affinity --cells "
+        + ",".join(map(str, range(25, 49))),
+        40,
         traces=True,
     ),
     Row("measured/kv-events.md", "experiments events --seeds 20", traces=True),
-    Row(
-        "measured/cluster.md",
-        f"compare --workload mooncake-chat,agent-sessions,art-chat {_PICKERS} 1,4 --share all --seeds 20",
-        30,
+    *(
+        Row(
+            "measured/cluster.md",
+            "compare --workload mooncake-chat,agent-sessions,art-chat"
+            f" {_PICKERS} 1,4 --share {shared} --seeds 20",
+            12,
+        )
+        for shared in ("all", "none")
     ),
     Row(
-        "measured/cluster.md", f"compare --workload agent-sessions,art-chat {_PICKERS} 1,2,4,8 --seeds 20", 30
+        "measured/cluster.md", f"compare --workload agent-sessions,art-chat {_PICKERS} 1,2,4,8 --seeds 20", 19
     ),
     Row("measured/lodestar.md", "experiments lodestar"),
+    Row(
+        "measured/lodestar.md",
+        "compare --workload shared-10,shared-30,shared-50,shared-70 --fleet homo"
+        " --policy lodestar,prefix-cache-and-load,gorgo-ms,mooncake --seeds 4",
+        9,
+    ),
     Row("measured/queue.md", "experiments queue --seeds 20", traces=True),
-    Row("tuner.md", "experiments tuner-runs"),
+    Row("tuner.md", "experiments tuner-runs --seeds 3", 92),
 )
 
 

@@ -165,5 +165,5 @@ EXPERIMENT = Experiment(
     ranges=("of published TTFT", "of published E2E", "slip p95 s"),
     run=run,
     seeds=6,
-    minutes=14.0,
+    minutes=27,
 )

@@ -105,5 +105,5 @@ EXPERIMENT = Experiment(
     run=run,
     events=("promoted",),
     seeds=3,
-    minutes=20.0,
+    minutes=38,
 )

@@ -79,5 +79,5 @@ EXPERIMENT = Experiment(
     entries=ENTRIES,
     run=run,
     seeds=6,
-    minutes=5,
+    minutes=10,
 )

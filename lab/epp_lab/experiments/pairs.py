@@ -170,6 +170,6 @@ EXPERIMENT = Experiment(
     entries=ENTRIES,
     run=run,
     seeds=8,
-    minutes=12,
+    minutes=10,
     summary=goals,
 )

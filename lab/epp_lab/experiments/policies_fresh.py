@@ -152,6 +152,6 @@ EXPERIMENT = Experiment(
     ranges=("failed",),
     seeds=3,
     on_request=(*_LONG,),
-    minutes=7.5,
+    minutes=10,
     summary=standings,
 )

@@ -86,6 +86,6 @@ EXPERIMENT = Experiment(
     cells=CELLS,
     entries=(*KNOWN, ORACLE),
     run=run,
-    minutes=5,
+    minutes=8,
     seeds=4,
 )

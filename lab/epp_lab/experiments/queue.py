@@ -270,6 +270,6 @@ EXPERIMENT = Experiment(
     entries=ENTRIES,
     run=run,
     seeds=20,
-    minutes=110,
+    minutes=89,
     summary=at_overload,
 )

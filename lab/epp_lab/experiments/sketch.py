@@ -132,5 +132,5 @@ EXPERIMENT = Experiment(
     run=run,
     seeds=3,
     ranges=MEASURES,
-    minutes=10,
+    minutes=3.5,
 )

@@ -111,6 +111,6 @@ EXPERIMENT = Experiment(
     entries=(DEFAULTS, TUNER),
     events=("promoted", "frozen"),
     run=run,
-    minutes=10,
+    minutes=13,
     seeds=3,
 )

@@ -81,6 +81,6 @@ EXPERIMENT = Experiment(
     ),
     ranges=("rtt_weight", "queue_weight", "steps", "samples", "best_score_s"),
     run=run,
-    minutes=9,
+    minutes=13,
     seeds=50,
 )

@@ -55,6 +55,6 @@ EXPERIMENT = Experiment(
     entries=(START, TUNED),
     events=("promoted", "frozen"),
     run=run,
-    minutes=360,
+    minutes=276,
     seeds=9,
 )
