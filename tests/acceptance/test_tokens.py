@@ -50,6 +50,8 @@ def test_a_model_with_a_tokenizer_is_counted_and_another_is_estimated(tmp_path: 
     with serving(tmp_path, "a", tokens={**QUICK["tokens"], "models": {MODEL: {"source": "model"}}}) as stack:
         assert [prompt_tokens(stack) for _ in range(2)] == [COUNTED] * 2
         assert prompt_tokens(stack, model="another") == ESTIMATED
+        assert prompt_tokens(stack, chat_template="its own") == ESTIMATED
+        assert stack.metric("epp_token_estimates_total", reason="template") == 1
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tests.kit.kubecluster import Cluster
 from tests.kit.kubefollow import PATIENCE_S, kubeconfig
 from tests.kit.kubeserver import KubeServer
 from tests.kit.picker import Serving
-from tests.kit.replicas import MODEL
+from tests.kit.replicas import MODEL, metric
 from tests.kit.waiting import until
 
 if TYPE_CHECKING:
@@ -31,14 +31,14 @@ async def readiness(serving: Serving) -> str:
 
 
 async def deploy(cluster: Cluster, serving: Serving) -> list[str]:
-    """Watch the picker wait, and deploy what it waits for; the reasons that it gave."""
+    """Watch the picker wait, and deploy what it waits for; the reasons that it gave, its metrics after the first."""
     reasons: list[str] = []
     async with asyncio.timeout(PATIENCE_S):
         while not serving.picker.http:
             await asyncio.sleep(0.02)
         while "CRD" not in (reason := await readiness(serving)):
             await asyncio.sleep(0.02)
-        reasons.append(reason)
+        reasons += [reason, await serving.picker.metrics()]
         await cluster.install(objects.POOL_CRD, objects.OBJECTIVE_CRD, objects.REWRITE_CRD)
         while "exist" not in (reason := await readiness(serving)):
             await asyncio.sleep(0.02)
@@ -89,9 +89,12 @@ async def test_pods_serve_through_envoy_sheddable_requests_wait_and_models_are_r
     async with serving:
         reasons = await deploying
         assert "install its CRD" in reasons[0]
-        assert reasons[1] == "InferencePool llm/pool does not exist"
+        assert reasons[2] == "InferencePool llm/pool does not exist"
         await until(serving.picker.ready)
-        picker = serving.picker
+        picker, pools = serving.picker, {"resource": "inferencepools"}
+        assert metric(reasons[1], "epp_kubernetes_failures_total", pools) > 0
+        assert metric(reasons[1], "epp_kubernetes_ok", pools) == 0
+        assert await picker.metric("epp_kubernetes_ok", **pools) == 1
         # Until its health check has seen the picker, Envoy balances by itself.
         async with asyncio.timeout(PATIENCE_S):
             while not await picker.metric("epp_decisions_total", basis="policy"):

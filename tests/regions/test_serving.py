@@ -139,6 +139,8 @@ async def test_what_finds_no_room_goes_to_a_peer(made: World) -> None:
         await until_more(us)
     assert {each.status for each in seen} == {200}
     assert await eu.picker.metric("epp_region_forwarded_total", region="us") > 0
+    for direction in ("sent", "received"):
+        assert await eu.picker.metric("epp_region_bytes_total", direction=direction) > 0
 
 
 async def as_eu(made: World, number: int, *, bound: bool) -> tuple[int, str]:

@@ -10,6 +10,9 @@ import pytest
 from epp.apis.usage import Usage
 from epp.config.schema import ProgramsSection, QueueSection
 from epp.console.why import why
+from epp.metrics.metrics import Metrics
+from epp.metrics.read import QueueState
+from epp.metrics.table import TABLE
 from epp.prefix_cache.state_slots import StateSlots
 from epp.schedule.decision import to_record
 from epp.schedule.late_binding import LateBinding
@@ -18,6 +21,7 @@ from epp.schedule.queue import Waiter
 from epp.signals.stored_responses import key_of
 from epp.types import Endpoint, RequestInfo
 from tests.kit.records import picker_of
+from tests.kit.replicas import metric
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -209,6 +213,13 @@ def test_a_turn_goes_without_a_place_after_the_longest_hold() -> None:
     assert talk.poll() == [held]
     assert where(held) == FIRST
     assert (talk.programs.counts["held"], talk.programs.counts["forced"]) == (1, 1)
+    metrics = Metrics(TABLE)
+    metrics.show("queue", QueueState(talk.binding, talk.scheduler.datastore, lambda: 2.0, "p", str))
+    text = "".join(metrics.pieces())
+    assert metric(text, "epp_program_longest_hold_seconds") == 2.0
+    assert metric(text, "epp_program_prefill_share") > 1.0
+    assert metric(text, "epp_program_tokens_total", {"kind": "prompt"}) == 120_000.0
+    assert metric(text, "epp_programs_kv_share") == pytest.approx(2 * (60_000 + ANSWER) / KV_TOKENS)
 
 
 def test_a_program_moves_when_its_engine_leaves() -> None:

@@ -22,6 +22,7 @@ from tests.kit.apps import app_of
 from tests.kit.clock import ManualClock
 from tests.kit.logs import own_lines
 from tests.kit.requests import Decided, decide
+from tests.kit.shown import shown
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -153,6 +154,7 @@ def test_a_failure_that_both_the_stream_and_envoy_tell_counts_once(deployment: D
         assert (
             deployment.datastore.health.state(slot, deployment.clock.mono_s()) is HealthState.EJECTED
         ) is (number == 5), number
+    assert shown(deployment.app.metrics, "epp_late_reports_total") == 5, "each second report"
 
 
 def test_what_envoy_alone_can_tell_of_a_request_counts_beside_what_the_stream_showed(
@@ -229,6 +231,10 @@ def test_a_report_that_does_not_come_is_not_waited_for_for_ever(
     outcomes.expire()
     assert {outcome.id for outcome in told} == {predicted.id, seen.id}
     assert told[-1].sources["e2e_ms"] == (Source.PREDICTED if reporting else Source.STREAM)
+    deployment.decide([{"role": "user", "content": WORDS}])
+    deployment.clock.advance(1e4)
+    outcomes.expire()
+    assert shown(deployment.app.metrics, "epp_leases_lost_total", reason="expired") == 1
 
 
 def test_what_is_about_a_stored_response_goes_to_who_answered_it(deployment: Deployment) -> None:

@@ -151,7 +151,7 @@ async def test_an_event_that_cannot_be_read_lets_the_estimate_add_to_events(
     await until(lambda: bench.cached() == 5)
 
 
-async def test_llm_d_s_counts_of_blocks_are_shown(engine: Engine, bench: Bench) -> None:
+async def test_counts_of_messages_and_blocks_are_shown(engine: Engine, bench: Bench) -> None:
     engine.publish(stored(0, 2), stored(0, 2), ["BlockRemoved", [11], "GPU"], ["BlockRemoved", [11], "GPU"])
     await until(lambda: bench.feed.results["taken"] == 1 and bench.feed.blocks["removed"])
     metrics = Metrics(TABLE)
@@ -164,6 +164,14 @@ async def test_llm_d_s_counts_of_blocks_are_shown(engine: Engine, bench: Bench) 
     assert shown == {"index_admissions_total": 2, "index_evictions_total": 1, "events_active_subscribers": 1}
     for what in ("forwarded", "suppressed"):
         assert metric(text, f"llm_d_epp_kv_cache_events_dedup_removed_hashes_{what}_total") == 1
+    where = {"endpoint": "127.0.0.1:8000"}
+    assert metric(text, "epp_kv_event_messages_total", {"result": "taken"}) == 1
+    assert metric(text, "epp_kv_event_blocks", where) == 1
+    assert metric(text, "epp_kv_events_believed", where) == 1
+    engine.publish(stored(3, 4))  # the block before was never told of
+    await until(lambda: bench.feed.results["taken"] == 2)
+    text = "".join(metrics.pieces())
+    assert metric(text, "epp_kv_event_refused_blocks_total", {"reason": "unknown-parent"}) == 1
 
 
 async def test_a_cleared_cache_is_known_whole_again(engine: Engine, bench: Bench) -> None:

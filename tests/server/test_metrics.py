@@ -19,6 +19,7 @@ from epp.metrics.read import PickerState
 from epp.metrics.table import TABLE
 from epp.schedule.decision import Outcome
 from epp.signals.metrics_text import EngineSample
+from epp.signals.rates import DEFAULT_PRIOR
 from epp.types import UPLOAD_ROUNDS, Endpoint, Role, network_ms
 from tests.kit.records import picker_of
 from tests.kit.replicas import metric
@@ -225,6 +226,25 @@ def test_llm_ds_gauges_of_the_pool() -> None:
     assert sum(load) == 640
     assert read("epp_endpoint_rtt_seconds", endpoint=POOL[0]) == pytest.approx(0.05)
     assert read("epp_endpoint_unavailable", endpoint=POOL[2], reason="ejected") == 1
+    assert read("epp_health_panicking") == 0
+    for slot in (0, 1):
+        datastore.health.eject_until(slot, 9.0, 0.9)
+    assert read("epp_health_panicking") == 1
+
+
+def test_what_was_learned_of_engines_is_shown() -> None:
+    bench = Bench()
+    datastore, read = bench.scheduler.datastore, bench.read
+    datastore.calibration.observe(0, 4000.0, 1000.0)
+    for second in range(200):
+        for slot, itl_ms in enumerate((5.0, 5.0, 20.0)):
+            datastore.rates.observe_decode(
+                slot, ended_s=float(second), beside=1.0 + second % 9, itl_ms=itl_ms
+            )
+    assert 0.0 < read("epp_endpoint_hit_ratio", endpoint=POOL[0]) < 1.0
+    assert read("epp_endpoint_slowness", endpoint=POOL[2]) > 2.0
+    learned = read("epp_engine_rate", rate="decode_base_ms")
+    assert learned == datastore.rates.of(0).decode_base_ms != DEFAULT_PRIOR.decode_base_ms
 
 
 def test_the_page_of_the_docs_is_fresh() -> None:

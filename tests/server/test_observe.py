@@ -12,6 +12,8 @@ from epp.apis.usage import Usage
 from epp.config.load import parse_config
 from epp.config.schema import ObserveSection
 from epp.extproc.types import Observe
+from epp.metrics.metrics import Metrics
+from epp.metrics.table import TABLE
 from epp.request.outcomes import LONGEST, EstimatedReservations
 from epp.request.response_sampling import Sampler, section_of, share_of
 from epp.schedule.decision import Outcome, Source
@@ -22,6 +24,7 @@ from tests.kit.clock import ManualClock
 from tests.kit.logs import own_lines
 from tests.kit.records import picker_of
 from tests.kit.requests import asked, measured
+from tests.kit.shown import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,6 +84,9 @@ def test_above_the_limit_the_share_falls_and_says_so_once(caplog: pytest.LogCapt
         assert one.share == pytest.approx(0.225)
         (line,) = own_lines(caplog)
         assert "1000 allowed" in line
+    metrics = Metrics(TABLE)
+    metrics.show("sampler", one)
+    assert shown(metrics, "epp_response_sampling_share") == one.share
     read = [one.choose(decision_id) for decision_id in IDS].count(Observe.READ)
     assert 750 < read < 1050
 

@@ -17,6 +17,7 @@ from epp.types import Endpoint
 from tests.kit.apps import app_of
 from tests.kit.clock import ManualClock
 from tests.kit.replicas import metric
+from tests.kit.shown import shown
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
@@ -60,7 +61,9 @@ async def test_what_a_request_waits_is_no_time_of_the_pickers(tmp_path: Path) ->
     asked = asyncio.ensure_future(in_time(waiting.ask()))
     await asyncio.sleep(0)
     waiting.clock.advance(5.0)
+    assert shown(waiting.app.metrics, "epp_queue_open_engines") == 0
     waiting.scheduler.datastore.ledger.end("long")
+    assert shown(waiting.app.metrics, "epp_queue_open_engines") == 1
     assert isinstance(await asked, Destination)
     assert await waiting.total("epp_queue_seconds") == (1, 5.0)
     assert await waiting.total(PROCESSING) == (1, 0.0)
