@@ -169,7 +169,7 @@ async def test_counts_of_messages_and_blocks_are_shown(engine: Engine, bench: Be
     assert metric(text, "epp_kv_event_blocks", where) == 1
     assert metric(text, "epp_kv_events_believed", where) == 1
     engine.publish(stored(3, 4))  # the block before was never told of
-    await until(lambda: bench.feed.results["taken"] == 2)
+    await until(lambda: bench.feed.refused["unknown-parent"])
     text = "".join(metrics.pieces())
     assert metric(text, "epp_kv_event_refused_blocks_total", {"reason": "unknown-parent"}) == 1
 
