@@ -159,7 +159,8 @@ async def test_a_newcomer_lets_those_go_first_who_wait_at_another_picker(tmp_pat
         pair.one.write_pool([])  # so that its requests wait, while the other's engine has room
         await pair.one.picker.until_metric("llm_d_epp_ready_endpoints", lambda value: value == 0)
         waits = asyncio.ensure_future(pair.one.chat())
-        await pair.one.picker.until_metric("epp_queue_without_endpoint", lambda value: value == 1)
+        await pair.one.picker.until_metric("llm_d_epp_flow_control_queue_size", lambda value: value == 1)
+        assert await pair.one.picker.metric("epp_queue_without_endpoint") == 1
         await told(pair.two)
         assert (await pair.two.chat())[0] == 200
         assert await pair.two.picker.metric("epp_queue_seconds_count") == 1

@@ -30,15 +30,20 @@ async def readiness(serving: Serving) -> str:
         return (await answer.text()).strip()
 
 
-async def deploy(cluster: Cluster, serving: Serving) -> list[str]:
-    """Watch the picker wait, and deploy what it waits for; the reasons that it gave, its metrics after the first."""
+async def deploy(cluster: Cluster, serving: Serving) -> tuple[list[str], str]:
+    """Watch the picker wait, and deploy what it waits for.
+
+    Returns:
+        The reasons that it gave, and its metrics while the CRD was missing.
+    """
     reasons: list[str] = []
     async with asyncio.timeout(PATIENCE_S):
         while not serving.picker.http:
             await asyncio.sleep(0.02)
         while "CRD" not in (reason := await readiness(serving)):
             await asyncio.sleep(0.02)
-        reasons += [reason, await serving.picker.metrics()]
+        reasons.append(reason)
+        without_crd = await serving.picker.metrics()
         await cluster.install(objects.POOL_CRD, objects.OBJECTIVE_CRD, objects.REWRITE_CRD)
         while "exist" not in (reason := await readiness(serving)):
             await asyncio.sleep(0.02)
@@ -53,7 +58,7 @@ async def deploy(cluster: Cluster, serving: Serving) -> list[str]:
     await cluster.client.create(objects.pool(ports=ports))
     await cluster.client.create(objects.objective("batch", -1))
     await cluster.client.create(objects.rewrite("canary", objects.rule("public", **{MODEL: 1, "gone": 1})))
-    return reasons
+    return reasons, without_crd
 
 
 async def rewrites(serving: Serving) -> None:
@@ -87,13 +92,13 @@ async def test_pods_serve_through_envoy_sheddable_requests_wait_and_models_are_r
     serving = Serving(tmp_path, variant=Variant.FULL_DUPLEX, pool=pool)
     deploying = asyncio.get_running_loop().create_task(deploy(cluster, serving))
     async with serving:
-        reasons = await deploying
+        reasons, without_crd = await deploying
         assert "install its CRD" in reasons[0]
-        assert reasons[2] == "InferencePool llm/pool does not exist"
+        assert reasons[1] == "InferencePool llm/pool does not exist"
         await until(serving.picker.ready)
         picker, pools = serving.picker, {"resource": "inferencepools"}
-        assert metric(reasons[1], "epp_kubernetes_failures_total", pools) > 0
-        assert metric(reasons[1], "epp_kubernetes_ok", pools) == 0
+        assert metric(without_crd, "epp_kubernetes_failures_total", pools) > 0
+        assert metric(without_crd, "epp_kubernetes_ok", pools) == 0
         assert await picker.metric("epp_kubernetes_ok", **pools) == 1
         # Until its health check has seen the picker, Envoy balances by itself.
         async with asyncio.timeout(PATIENCE_S):

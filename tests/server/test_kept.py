@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from epp import threads
 from epp.records import recorder
 from epp.records.writer import RecordWriter
+from epp.threads import kept
 from epp.types import Endpoint
 from tests.kit.apps import app_of, ask
 from tests.kit.shown import shown
@@ -24,7 +25,7 @@ async def test_work_that_fails_is_counted_and_begun_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threads, "AGAIN_S", 0.0)
-    app, begun = app_of(tmp_path), list[int]()
+    app, begun, faults = app_of(tmp_path), list[int](), list[None]()
 
     async def work() -> None:
         begun.append(len(begun))
@@ -32,6 +33,10 @@ async def test_work_that_fails_is_counted_and_begun_anew(
         if len(begun) < 3:
             raise KeyError("of a peer's")
 
+    await kept("share", work, lambda: faults.append(None))
+    assert len(begun) == 3
+    assert len(faults) == 2
+    begun.clear()
     app._keep("share", work)
     await until(lambda: len(begun) == 3)
     assert shown(app.metrics, "epp_faults_total", part="task") == 2
